@@ -1,0 +1,330 @@
+"""A recipe: one YAML file that describes one experiment, completely.
+
+Strict: an unknown key is an error with a suggestion, and every cross-check that would refuse a run later is made here,
+so `--dry-run` finds it. Values resolve in this order: defaults below, the file, `--set a.b=c`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from swe_lightning.errors import RecipeError
+
+BUILTIN_DIR = Path(__file__).resolve().parent.parent / "recipes"
+
+
+class Section(BaseModel):
+    """Base of all sections: no unknown keys, validated defaults, field docstrings in the schema."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True)
+
+
+class Tasks(Section):
+    train: Path
+    """JSONL of training tasks."""
+    val: Path
+    """JSONL of held-out tasks; never overlaps `train`."""
+
+
+class Model(Section):
+    path: str
+    """Hugging Face name or local directory of the initial policy."""
+    chat_template: Path | None = None
+    """Jinja file that replaces the tokenizer's chat template (prefix-preserving ones merge better)."""
+    max_context: int = Field(81920, ge=16)
+    """Tokens of prompt + response the engine accepts."""
+
+
+class WarmStart(Section):
+    """Supervised start of a tiny policy on scripted demonstrations (used where no pretrained model fits the machine)."""
+
+    demonstrations: int = Field(6000, ge=1)
+    """Demonstrations played against the fast stand-in for the shell."""
+    real_demonstrations: int = Field(64, ge=0)
+    """Further demonstrations played through gateway, harness and sandbox on training tasks."""
+    steps: int = Field(600, ge=1)
+    """Optimizer steps."""
+    lr: float = Field(3e-3, gt=0)
+    """Peak learning rate of AdamW."""
+    batch_tokens: int = Field(4096, ge=64)
+    """Tokens per optimizer step."""
+    layers: int = Field(3, ge=1)
+    hidden: int = Field(128, ge=32)
+    vocab: int = Field(1024, ge=300)
+
+
+class Harness(Section):
+    kind: Literal["mini_swe_agent"] = "mini_swe_agent"
+    step_limit: int = Field(100, ge=1)
+    """Model calls per rollout."""
+    command_timeout_s: float = Field(120, gt=0)
+    """Wall time of one command in the sandbox."""
+    max_tokens: int = Field(12288, ge=1)
+    """Sampled tokens per call."""
+    observation_chars: int = Field(6000, ge=1)
+    """Characters of command output shown to the model."""
+    format_error_limit: int = Field(3, ge=0)
+    """Consecutive replies without a command before the rollout ends as format_errors; 0 = no limit."""
+    system_template: str | None = None
+    """Jinja; default: our text-mode prompt, which never mentions git."""
+    instance_template: str | None = None
+    """Jinja over the task's columns."""
+    observation_template: str | None = None
+    """Jinja over `output`."""
+    format_error_template: str | None = None
+    agent_env: dict[str, str] = Field(default_factory=dict)
+    """Variables of the agent's shell; values are Jinja over the task's columns."""
+    agent_files: dict[str, str] = Field(default_factory=dict)
+    """Files put into the agent's tree (Jinja over the task's columns); part of the base, never of the model patch."""
+
+
+class SandboxSection(Section):
+    backend: Literal["local", "docker", "kubernetes"] = "local"
+    image_registry: str | None = None
+    """Prefix put before image names (docker, kubernetes)."""
+    cpu: float = Field(1, gt=0)
+    """CPU cores of one sandbox."""
+    memory_mb: int = Field(6144, ge=64)
+    pids: int = Field(512, ge=16)
+    disk_mb: int = Field(4096, ge=16)
+    """Bytes the agent may write, tree and /tmp together."""
+    show_tests: bool = False
+    """True: the agent's tree keeps the failing tests (they are restored before grading all the same)."""
+    remember_commands: str | None = None
+    """Regex of whole commands whose effect on a tree is deterministic; such a command is executed once per tree state
+    and replayed afterwards. Training only; a command that does not match makes the rest of the rollout real."""
+
+
+class Rollouts(Section):
+    groups_per_step: int = Field(16, ge=1)
+    """Tasks (prompts) per optimizer batch."""
+    group_size: int = Field(8, ge=1)
+    """Rollouts per task."""
+    timeout_s: float = Field(5400, gt=0)
+    """Wall time of one rollout, grading excluded."""
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    schedule: Literal["sync", "async"] = "sync"
+    active_groups: int = Field(32, ge=1)
+    """Groups in flight (async)."""
+    max_staleness: int = Field(0, ge=0)
+    """Weight updates between the first token of a group and its use."""
+    max_attempts: int = Field(3, ge=1)
+    """Attempts after infrastructure failures before the rollout leaves the batch."""
+    workers: int = Field(2, ge=1)
+    """Harness worker processes (local)."""
+    concurrency: int = Field(32, ge=1)
+    """Rollouts per worker process at once."""
+
+
+class OffPolicy(Section):
+    kind: Literal["none", "tis", "mask"] = "tis"
+    """tis: truncated importance sampling; mask: tokens outside [1/cap, cap] leave the loss."""
+    level: Literal["token", "sequence"] = "token"
+    cap: float = Field(2.0, gt=1)
+
+
+class Algorithm(Section):
+    advantage: Literal["grpo", "grpo_no_std", "rloo", "reinforce_baseline"] = "grpo"
+    normalisation: Literal["rollout_token_mean", "token_mean", "sample_mean", "constant"] = "rollout_token_mean"
+    policy_loss: Literal["ppo_clip", "gspo", "cispo"] = "ppo_clip"
+    clip_low: float = Field(0.2, ge=0)
+    clip_high: float = Field(0.28, ge=0)
+    kl_coef: float = Field(0.0, ge=0)
+    """Weight of the k3 penalty towards the initial policy."""
+    entropy_coef: float = Field(0.0, ge=0)
+    min_group: int = Field(2, ge=1)
+    """Graded members a group needs."""
+    duplicate_calls: Literal["supersede", "keep"] = "supersede"
+    off_policy: OffPolicy = OffPolicy()
+    shuffle_rewards: bool = False
+    """Control experiment: rewards are permuted over the batch, so that they carry no information."""
+
+
+class Training(Section):
+    lr: float = Field(1e-6, gt=0)
+    lr_warmup_steps: int = Field(0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(0.0, ge=0)
+    grad_clip: float = Field(1.0, gt=0)
+    steps: int = Field(1000, ge=1)
+    """Schedule steps: one batch of groups each."""
+    mini_batches: int = Field(1, ge=1)
+    """Optimizer steps per batch, each over whole groups."""
+    micro_batch_tokens: int = Field(16384, ge=16)
+    """Tokens per forward pass, padding included."""
+    prompt_limit: int = Field(65536, ge=1)
+    response_limit: int = Field(65536, ge=1)
+    """Rows beyond these leave the batch under a typed reason."""
+    save_every: int = Field(16, ge=1)
+    keep_checkpoints: int = Field(0, ge=0)
+    """0 keeps all; otherwise the newest N beside the first."""
+    eval_every: int = Field(16, ge=0)
+    """Steps between validations; 0 = never."""
+    engine: Literal["embedded", "verl"] = "embedded"
+    """embedded: verl TrainingWorker in process, world size 1; verl: Ray worker groups."""
+    gpus: int = Field(0, ge=0)
+    threads: int = Field(1, ge=1)
+    """CPU threads of the training worker and of the embedded inference server."""
+    seed: int = 0
+
+
+class Grading(Section):
+    timeout_s: float = Field(300, gt=0)
+    """Wall time of the test command."""
+    remember_verdicts: bool = False
+    """Grade each distinct (task, filtered patch) once per run; right where tests are deterministic."""
+
+
+class Evaluation(Section):
+    temperature: float = Field(0.7, ge=0)
+    samples: int = Field(1, ge=1)
+    """Rollouts per task."""
+    limit: int | None = Field(None, ge=1)
+    """Only the first N validation tasks (seeded order), for validation during training."""
+
+
+class Wandb(Section):
+    enabled: bool = False
+    project: str = "swe-lightning"
+    mode: Literal["offline", "online"] = "offline"
+
+
+class Recipe(Section):
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    tasks: Tasks
+    model: Model
+    warm_start: WarmStart | None = None
+    harness: Harness = Harness()
+    sandbox: SandboxSection = SandboxSection()
+    rollout: Rollouts = Rollouts()
+    algorithm: Algorithm = Algorithm()
+    training: Training = Training()
+    grading: Grading = Grading()
+    evaluation: Evaluation = Evaluation()
+    wandb: Wandb = Wandb()
+
+    @model_validator(mode="after")
+    def _cross_checks(self) -> Recipe:
+        r, a, t = self.rollout, self.algorithm, self.training
+        if r.top_p < 1:
+            raise ValueError(
+                "rollout.top_p < 1 biases every importance ratio in training; set it to 1 (evaluation may differ)"
+            )
+        if r.schedule == "async" and a.off_policy.kind == "none":
+            raise ValueError(
+                "rollout.schedule async needs a named correction: set algorithm.off_policy.kind to tis or mask"
+            )
+        if r.schedule == "sync" and r.max_staleness:
+            raise ValueError("rollout.max_staleness has no meaning with rollout.schedule sync; remove it or use async")
+        if r.group_size < a.min_group:
+            raise ValueError(
+                f"rollout.group_size {r.group_size} is below algorithm.min_group {a.min_group}: no group could be used"
+            )
+        if r.groups_per_step % t.mini_batches:
+            raise ValueError(
+                f"training.mini_batches {t.mini_batches} does not divide rollout.groups_per_step {r.groups_per_step}"
+            )
+        return self
+
+
+def missing_engine(recipe: Recipe) -> str | None:
+    """One sentence that says what this version cannot run yet of a valid recipe, or None."""
+    if recipe.training.engine == "verl":
+        return (
+            "training.engine verl (Ray worker groups, vLLM servers) is not part of this version; "
+            "use training.engine embedded"
+        )
+    if recipe.sandbox.backend != "local":
+        return f"sandbox.backend {recipe.sandbox.backend} is not part of this version; use sandbox.backend local"
+    if recipe.rollout.schedule == "async":
+        return "rollout.schedule async is not part of this version; use rollout.schedule sync"
+    return None
+
+
+def find_recipe(name: str) -> tuple[Path, bool]:
+    """The file `name` in the working directory, else the built-in recipe of that name; True = built-in."""
+    path = Path(name)
+    if path.is_file():
+        return path, False
+    for candidate in (BUILTIN_DIR / path.name, BUILTIN_DIR / f"{path.name}.yaml"):
+        if candidate.is_file():
+            return candidate, True
+    known = ", ".join(sorted(p.name for p in BUILTIN_DIR.glob("*.yaml")))
+    raise RecipeError(f"no recipe {name}: not a file here and not built in (built in: {known})")
+
+
+def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
+    """Read, override, validate. Raises RecipeError with one sentence per fault."""
+    path, _ = find_recipe(name)
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise RecipeError(f"{path} must hold a mapping of sections (name, tasks, model, ...)")
+    for override in overrides or []:
+        _apply_override(data, override)
+    return validate_recipe(data, str(path))
+
+
+def validate_recipe(data: dict[str, Any], where: str) -> Recipe:
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        raise RecipeError(f"{where}: " + "; ".join(_explain(e) for e in error.errors())) from error
+
+
+def _apply_override(data: dict[str, Any], override: str) -> None:
+    key, eq, raw = override.partition("=")
+    if not eq or not key:
+        raise RecipeError(f"--set {override}: write it as section.key=value")
+    parts = key.split(".")
+    fields, node = Recipe.model_fields, data
+    for depth, part in enumerate(parts):
+        if part not in fields:
+            raise RecipeError(f"--set {override}: no key {'.'.join(parts[: depth + 1])}{_suggest(part, fields)}")
+        if depth == len(parts) - 1:
+            break
+        section = _section_of(fields[part].annotation)
+        if section is None:
+            raise RecipeError(f"--set {override}: {'.'.join(parts[: depth + 1])} is a value, not a section")
+        fields = section.model_fields
+        child = node.get(part)
+        if not isinstance(child, dict):
+            child = {}
+            node[part] = child
+        node = child
+    node[parts[-1]] = yaml.safe_load(raw)
+
+
+def _section_of(annotation: Any) -> type[Section] | None:
+    candidates = [annotation, *getattr(annotation, "__args__", ())]
+    for candidate in candidates:
+        if isinstance(candidate, type) and issubclass(candidate, Section):
+            return candidate
+    return None
+
+
+def _explain(error: Any) -> str:
+    location = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        parent = Recipe.model_fields
+        for part in error["loc"][:-1]:
+            section = _section_of(parent[part].annotation) if part in parent else None
+            parent = section.model_fields if section else {}
+        return f"unknown key {location}{_suggest(str(error['loc'][-1]), parent)}"
+    if error["type"] == "missing":
+        return f"{location} is missing"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{location}: {message} (got {error['input']!r})" if location else message
+
+
+def _suggest(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word.replace("-", "_"), list(known), n=1, cutoff=0.5)
+    return f", did you mean {close[0]}?" if close else f" (known: {', '.join(known)})"
