@@ -32,8 +32,8 @@ class Tasks(Section):
 
 
 class Model(Section):
-    path: str
-    """Hugging Face name or local directory of the initial policy."""
+    path: str | None = None
+    """Hugging Face name or local directory of the initial policy; left out where `warm_start` makes one."""
     chat_template: Path | None = None
     """Jinja file that replaces the tokenizer's chat template (prefix-preserving ones merge better)."""
     max_context: int = Field(81920, ge=16)
@@ -212,6 +212,8 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _cross_checks(self) -> Recipe:
         r, a, t = self.rollout, self.algorithm, self.training
+        if (self.model.path is None) == (self.warm_start is None):
+            raise ValueError("give either model.path or a warm_start section, not both and not neither")
         if r.top_p < 1:
             raise ValueError(
                 "rollout.top_p < 1 biases every importance ratio in training; set it to 1 (evaluation may differ)"

@@ -1,0 +1,200 @@
+"""The synchronous loop: plan, roll out, build the batch, update, sync the weights, record; then again.
+
+Everything a step needs is a function of (recipe, step) and of what the gateway stored, and every effect is idempotent
+by id. So a run that dies anywhere starts again from its last checkpoint: rollouts that had finished are found, not
+sampled again, and the updates after the checkpoint are replayed from them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from data_pipeline.sources import load_tasks
+from swe_lightning.errors import Interrupted
+from swe_lightning.evaluation.runner import evaluate
+from swe_lightning.objective.batch import build_batch
+from swe_lightning.recipe import Recipe
+from swe_lightning.records import Task
+from swe_lightning.rundir import RunDir
+from swe_lightning.training.collect import Collected, Waiter, collect
+from swe_lightning.training.report import Reporter
+from swe_lightning.training.schedule import plan_step
+from swe_lightning.training.signals import StopOnSignal
+from swe_lightning.training.stack import Stack, complete_model_dir
+from swe_lightning.training.warm import initial_model
+
+if TYPE_CHECKING:
+    from swe_lightning.policy.worker import TrainWorker
+
+DRAIN_S = 600.0
+
+
+def train(recipe: Recipe, run_dir: Path, *, console: Console | None = None) -> RunDir:
+    """Train until `training.steps`; resumes if `run_dir` holds an unfinished run of the same recipe.
+
+    Raises Interrupted after a Ctrl-C, once the step in progress is finished and saved.
+    """
+    run = RunDir(run_dir)
+    resuming = run.open(recipe)
+    run.lock()
+    try:
+        with ExitStack() as stack:
+            stop = stack.enter_context(StopOnSignal())
+            reporter = stack.enter_context(Reporter(run, recipe, console))
+            train_tasks, val_tasks = load_tasks(recipe.tasks.train), load_tasks(recipe.tasks.val)
+            initial = initial_model(recipe, run, reporter, train_tasks, stop)
+            loop = Loop(recipe, run, reporter, stop, train_tasks, val_tasks)
+            loop.run(initial, resuming=resuming)
+    finally:
+        run.unlock()
+    return run
+
+
+class Loop:
+    """One run's loop; owns the training worker and the stack while it runs."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: RunDir,
+        reporter: Reporter,
+        stop: StopOnSignal,
+        train_tasks: Sequence[Task],
+        val_tasks: Sequence[Task],
+    ) -> None:
+        self.recipe, self.run_dir, self.reporter, self.stop = recipe, run, reporter, stop
+        self.train_tasks, self.val_tasks = train_tasks, val_tasks
+
+    def run(self, initial: Path, *, resuming: bool) -> None:
+        from swe_lightning.policy.worker import TrainWorker
+
+        algorithm, training = self.recipe.algorithm, self.recipe.training
+        self.worker: TrainWorker = TrainWorker(initial, training, algorithm, reference=algorithm.kl_coef > 0)
+        step, current = self._restore(initial, resuming)
+        rollout = self.recipe.rollout
+        with Stack(
+            self.run_dir,
+            workers=rollout.workers,
+            concurrency=rollout.concurrency,
+            max_context=self.recipe.model.max_context,
+        ) as self.stack:
+            self.initial = initial
+            self.stack.gateway.resume()
+            self.stack.serve_policy(current, version=step, threads=training.threads)
+            self.stack.start_controller()
+            self.waiter = Waiter(self.stack.gateway)
+            while step < training.steps:
+                record = self._step(step)
+                step += 1
+                self._after(step, record)
+        self.reporter.say(f"done: {step} steps in {self.run_dir.path}")
+
+    def _restore(self, initial: Path, resuming: bool) -> tuple[int, Path]:
+        """The step to start with and the model directory that holds its weights."""
+        saved = [s for s in self.run_dir.saved_steps() if s > 0]
+        if not saved:
+            return 0, initial
+        step = saved[-1]
+        self.worker.load(self.run_dir.checkpoint(step))
+        if resuming:
+            self.reporter.say(f"resuming {self.run_dir.path} after step {step}")
+        return step, self.run_dir.checkpoint(step)
+
+    def _check(self) -> None:
+        self.stack.supervisor.check()
+        self.stop.raise_if_forced()
+
+    def _step(self, step: int) -> dict[str, Any]:
+        """Roll out and update once; weights of version `step` become `step + 1`."""
+        planned = plan_step(self.recipe, self.train_tasks, step)
+        self.reporter.begin(f"step {step} rollouts", len(planned))
+        t0 = time.monotonic()
+        done = self.waiter.run(planned, on_finished=lambda _: self.reporter.advance(), check=self._check)
+        t1 = time.monotonic()
+        collected = collect(self.stack.gateway, done, self.recipe)
+        batch = build_batch(
+            collected.rows,
+            collected.rewards,
+            collected.groups,
+            self.recipe.algorithm,
+            seed=step + self.recipe.training.seed,
+        )
+        t2 = time.monotonic()
+        self.stack.gateway.pause(drain_s=DRAIN_S)
+        metrics = self.worker.update(batch)
+        t3 = time.monotonic()
+        self._sync(step + 1)
+        self.stack.gateway.resume()
+        timing = {"rollout_s": t1 - t0, "batch_s": t2 - t1, "update_s": t3 - t2, "sync_s": time.monotonic() - t3}
+        return {"step": step, **_summary(collected), **batch.stats, **metrics, **timing, "time": time.time()}
+
+    def _sync(self, version: int) -> None:
+        """Export the weights into a complete model directory and load them into the server; keep the last two."""
+        target = self.run_dir.path / "sync" / f"v{version}"
+        target.mkdir(parents=True, exist_ok=True)
+        self.worker.export_weights(target)
+        complete_model_dir(target, self.initial)
+        self.stack.sync(target, version)
+        for old in (self.run_dir.path / "sync").glob("v*"):
+            if old.name[1:].isdigit() and int(old.name[1:]) < version - 1:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def _after(self, step: int, record: dict[str, Any]) -> None:
+        """Validate, record, save where due; leave after an interrupt.
+
+        Recorded before saved: a crash in between repeats the update and its line, and of two lines of one step the
+        later one counts. The other order could lose a line.
+        """
+        training = self.recipe.training
+        last = step == training.steps
+        if self.val_tasks and training.eval_every and (step % training.eval_every == 0 or last):
+            record |= self._validate(step)
+        self.reporter.step(record)
+        if last or step % training.save_every == 0 or self.stop.requested:
+            self.worker.save(self.run_dir.checkpoint(step), state={"step": step})
+            self._prune()
+        if self.stop.requested and not last:
+            raise Interrupted(f"stopped after step {step - 1}, saved; the same command resumes {self.run_dir.path}")
+
+    def _validate(self, step: int) -> dict[str, Any]:
+        tasks = list(self.val_tasks)[: self.recipe.evaluation.limit]
+        self.reporter.begin(f"validation after step {step - 1}", len(tasks) * self.recipe.evaluation.samples)
+        result = evaluate(
+            gateway=self.stack.gateway,
+            tasks=tasks,
+            recipe=self.recipe,
+            samples=self.recipe.evaluation.samples,
+            temperature=self.recipe.evaluation.temperature,
+            label=f"val-step{step}",
+            run_dir=self.run_dir.path,
+            progress=self.reporter.advance,
+        )
+        return {"val_rate": result.rate, "val_graded": result.graded}
+
+    def _prune(self) -> None:
+        keep = self.recipe.training.keep_checkpoints
+        if keep:
+            for step in [s for s in self.run_dir.saved_steps() if s > 0][:-keep]:
+                shutil.rmtree(self.run_dir.checkpoint(step), ignore_errors=True)
+
+
+def _summary(collected: Collected) -> dict[str, Any]:
+    graded = [r for r in collected.rewards.values() if r is not None]
+    return {
+        "reward_mean": sum(graded) / len(graded) if graded else None,
+        "rollouts": len(collected.rewards),
+        "graded": len(graded),
+        "calls": collected.calls,
+        "rows": len(collected.rows),
+        "rows_per_rollout": len(collected.rows) / max(len(graded), 1),
+        "trained_tokens": sum(row.trained_tokens for row in collected.rows),
+        "dropped": dict(collected.dropped),
+        "exit_statuses": dict(collected.exit_statuses),
+    }
