@@ -1,0 +1,46 @@
+"""Read safetensors weights of a checkpoint directory into a model, in place and all or nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from swe_lightning.errors import DataError
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files of a (possibly sharded) Hugging Face checkpoint. DataError if there are none."""
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        return [directory / name for name in names]
+    single = directory / "model.safetensors"
+    if not single.is_file():
+        raise DataError(f"{directory} holds no model.safetensors; export the weights there first")
+    return [single]
+
+
+def load_into(model: Any, directory: Path) -> None:
+    """Overwrite every parameter of `model`. Names and shapes are checked before the first byte changes: DataError."""
+    import torch
+    from safetensors.torch import load_file
+
+    found: dict[str, torch.Tensor] = {}
+    for file in weight_files(directory):
+        try:
+            found.update(load_file(file))
+        except Exception as error:
+            raise DataError(f"{file} cannot be read: {error}") from error
+    wanted = dict(model.named_parameters(remove_duplicate=False))
+    tied = {id(p) for name, p in wanted.items() if name in found}
+    missing = [name for name, p in wanted.items() if name not in found and id(p) not in tied]
+    unknown = [name for name in found if name not in wanted]
+    shapes = [n for n, t in found.items() if n in wanted and t.shape != wanted[n].shape]
+    for what, names in (("lacks", missing), ("has unknown", unknown), ("has other shapes for", shapes)):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise DataError(f"weights in {directory}: {what} {', '.join(names[:3])}{more}")
+    with torch.no_grad():
+        for name, tensor in found.items():
+            wanted[name].copy_(tensor)
