@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from data_pipeline.sources import load_tasks
+from swe_lightning.controller.stack import Stack, complete_model_dir
 from swe_lightning.errors import Interrupted
 from swe_lightning.evaluation.runner import evaluate
 from swe_lightning.objective.batch import build_batch
@@ -27,7 +28,6 @@ from swe_lightning.training.collect import Collected, Waiter, collect
 from swe_lightning.training.report import Reporter
 from swe_lightning.training.schedule import plan_step
 from swe_lightning.training.signals import StopOnSignal
-from swe_lightning.training.stack import Stack, complete_model_dir
 from swe_lightning.training.warm import initial_model
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swe_lightning.controller.stack import Stack
 from swe_lightning.errors import RecipeError
 from swe_lightning.recipe import Recipe, WarmStart
 from swe_lightning.records import Rollout, Row, Task
@@ -21,7 +22,6 @@ from swe_lightning.training.collect import Waiter
 from swe_lightning.training.report import Reporter
 from swe_lightning.training.schedule import rollout_config
 from swe_lightning.training.signals import StopOnSignal
-from swe_lightning.training.stack import Stack
 from swe_lightning.trajectory import rows_of
 
 if TYPE_CHECKING:
