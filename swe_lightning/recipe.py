@@ -98,6 +98,8 @@ class SandboxSection(Section):
     remember_commands: str | None = None
     """Regex of whole commands whose effect on a tree is deterministic; such a command is executed once per tree state
     and replayed afterwards. Training only; a command that does not match makes the rest of the rollout real."""
+    memo_dir: Path | None = None
+    """Where remembered commands and verdicts lie; default: the run directory. Runs over the same tasks may share it."""
 
 
 class Rollouts(Section):
