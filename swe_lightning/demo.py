@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from swe_lightning.controller.processes import swel_command
+from swe_lightning.controller.supervisor import swel_command
 from swe_lightning.errors import SwelError
 from swe_lightning.recipe import load_recipe
 from swe_lightning.rundir import write_atomic

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from swe_lightning.controller.processes import Service, Supervisor, free_port, swel_command
+from swe_lightning.controller.supervisor import Service, Supervisor, free_port, swel_command
 from swe_lightning.gateway.client import GatewayClient
 from swe_lightning.gateway.tokens import Keyring
 from swe_lightning.policy.sync import ModelServer

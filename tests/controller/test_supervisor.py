@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from swe_lightning.errors import SwelError
-from swe_lightning.controller.processes import Service, Supervisor
+from swe_lightning.controller.supervisor import Service, Supervisor
 
 
 def service(tmp_path: Path, code: str, **options: object) -> Service:
@@ -59,7 +59,7 @@ def test_a_service_that_never_answers_is_given_up_after_the_timeout(tmp_path: Pa
 def test_services_die_with_an_owner_that_is_killed(tmp_path: Path) -> None:
     owner = f"""
 import sys, time, pathlib
-from swe_lightning.controller.processes import Service, Supervisor
+from swe_lightning.controller.supervisor import Service, Supervisor
 s = Supervisor().start(Service("x", lambda: [sys.executable, "-c", "import time; time.sleep(60)"],
                                healthy=lambda: True, log=pathlib.Path({str(tmp_path)!r}) / "x.log"))
 print(s.pid, flush=True)
