@@ -34,7 +34,7 @@ def read_state(base: Path, path: str) -> FileState | None:
     if not stat.S_ISREG(mode):
         return None
     with open(full, "rb") as f:
-        return FileState(f.read(), stat.S_IMODE(mode))
+        return FileState(f.read(), 0o755 if mode & 0o100 else 0o644)
 
 
 def git_mode(state: FileState) -> str:
