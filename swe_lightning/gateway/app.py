@@ -1,0 +1,341 @@
+"""The control plane over HTTP, and the dispatch between it and the hot path.
+
+Bodies we own are typed and closed (an unknown field is an error); every refusal is a Problem in one JSON layout. All
+control calls are idempotent: repeating one changes nothing. Long polls wake on commits, nobody polls the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+import uuid
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, Literal
+
+from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from swe_lightning.gateway import compact, metrics
+from swe_lightning.gateway.gate import Gate
+from swe_lightning.gateway.jsonio import dumps
+from swe_lightning.gateway.problems import Problem
+from swe_lightning.gateway.proxy import PREFIX, Proxy
+from swe_lightning.gateway.store import CALL_KIND, Store
+from swe_lightning.gateway.tokens import Claims, Keyring, bearer, require
+from swe_lightning.gateway.upstream import Upstreams
+from swe_lightning.records import InfraReason, Outcome, Rollout, RolloutState
+
+RESERVED = {CALL_KIND, "claimed", "released", "cancelled", "reward"}
+MAX_WAIT_S = 60.0
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+=~-]{0,199}")
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class NewRollout(Body):
+    """A rollout to run. Without `rollout_id` the gateway chooses one (and the call is then not repeatable)."""
+
+    rollout_id: str = Field("", pattern=f"^({_ID.pattern})?$")
+    group_id: str = Field(min_length=1, max_length=200)
+    mode: Literal["train", "val"] = "train"
+    max_attempts: int = Field(3, ge=1, le=1000)
+    timeout_s: float = Field(5400.0, gt=0)
+    task: dict[str, Any] = Field(default_factory=dict)
+    config: dict[str, Any] = Field(default_factory=dict)
+
+
+class NewRollouts(Body):
+    rollouts: list[NewRollout] = Field(max_length=10_000)
+
+
+class Change(Body):
+    """running = claim it; queuing = its attempt is lost (release); failed = give it up (cancel)."""
+
+    state: Literal["running", "queuing", "failed"]
+    worker: str = ""
+    claim_id: str = Field("", max_length=100)
+    attempt: int | None = None
+    reason: InfraReason = InfraReason.WORKER_LOST
+    message: str = ""
+    event_id: str = Field("", max_length=100)
+
+
+class NewEvent(Body):
+    """A custom event, or `type` reward with the outcome that ends the attempt (grade scope)."""
+
+    type: str = Field(min_length=1, max_length=100)
+    data: dict[str, Any] = Field(default_factory=dict)
+    outcome: Outcome | None = None
+    event_id: str = Field("", max_length=100)
+
+
+class NewModel(Body):
+    url: str = Field(pattern=r"^https?://\S+$", max_length=2000)
+    name: str = Field("policy", min_length=1, max_length=200)
+    version: int = Field(0, ge=0)
+    max_context: int | None = Field(None, ge=1)
+
+
+class Pause(Body):
+    drain_s: float | None = Field(None, ge=0, le=86400)
+    """Wait this long for calls in flight; None: do not wait."""
+
+
+class Changes:
+    """Wakes long polls after commits that changed a rollout."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def bind(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def notify(self) -> None:
+        """From any thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def poll(self, query: Callable[[], Any], enough: Callable[[Any], bool], wait_s: float) -> Any:
+        """The first result that is enough, or what there is after `wait_s`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(wait_s, MAX_WAIT_S)
+        while True:
+            event = self._event  # taken before the query: a change after it is not missed
+            result = await run_in_threadpool(query)
+            left = deadline - loop.time()
+            if enough(result) or left <= 0:
+                return result
+            try:
+                await asyncio.wait_for(event.wait(), left)
+            except TimeoutError:
+                continue
+
+
+class Gateway:
+    """ASGI application: model calls go straight to the proxy, everything else to the control plane."""
+
+    def __init__(
+        self, store: Store, gate: Gate, upstreams: Upstreams, keyring: Keyring, *, max_body: int = 64 * 2**20
+    ) -> None:
+        self.store, self.gate, self.upstreams, self.keyring = store, gate, upstreams, keyring
+        self.changes = Changes()
+        store.on_change = self.changes.notify
+        self.proxy = Proxy(store, gate, upstreams, keyring, max_body=max_body)
+        self.control = build_control(self)
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(PREFIX):
+            await self.proxy(scope, receive, send)
+        else:
+            await self.control(scope, receive, send)
+
+    @asynccontextmanager
+    async def lifespan(self, _app: FastAPI) -> Any:
+        self.changes.bind()
+        for model in self.store.models():
+            self.upstreams.register(**model)
+        await self.upstreams.start()
+        try:
+            yield
+        finally:
+            await self.upstreams.close()
+            await run_in_threadpool(self.store.close)
+
+    def claims(self, request: Request) -> Claims:
+        return self.keyring.verify(bearer(request.headers.get("authorization")))
+
+    def control_only(self, request: Request) -> None:
+        require(self.claims(request), "control")
+
+    async def refuse(self, problem: Problem) -> Response:
+        if problem.late:
+            await self.store.writer.acall(self.store.count("late_reports"))
+        return Response(problem.body(), problem.status, headers=problem.headers())
+
+
+def build_control(gateway: Gateway) -> FastAPI:
+    app = FastAPI(title="swe-lightning gateway", lifespan=gateway.lifespan, docs_url=None, redoc_url=None)
+    _add_error_handlers(app, gateway)
+    _add_rollouts(app, gateway)
+    _add_events(app, gateway)
+    _add_models_and_gate(app, gateway)
+    return app
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(dumps(value), status, media_type="application/json")
+
+
+def _shown(rollout: Rollout) -> dict[str, Any]:
+    return rollout.model_dump(mode="json")
+
+
+def _add_error_handlers(app: FastAPI, gateway: Gateway) -> None:
+    async def on_problem(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, Problem)
+        return await gateway.refuse(error)
+
+    async def on_invalid(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return await gateway.refuse(Problem(422, "bad_request", f"{where}: {first['msg']}"))
+
+    async def on_http(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        code = {404: "unknown_path", 405: "wrong_method"}.get(error.status_code, "bad_request")
+        return await gateway.refuse(Problem(error.status_code, code, str(error.detail)))
+
+    app.add_exception_handler(Problem, on_problem)
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(HTTPException, on_http)
+
+
+def _add_rollouts(app: FastAPI, g: Gateway) -> None:
+    control = [Depends(g.control_only)]
+
+    @app.post("/api/rollouts", dependencies=control)
+    async def create(body: NewRollouts) -> Response:
+        wanted = [Rollout(**r.model_dump() | {"rollout_id": r.rollout_id or uuid.uuid4().hex}) for r in body.rollouts]
+        created = await g.store.writer.acall(g.store.create_rollouts(wanted))
+        return _json({"rollouts": [_shown(r) for r in created]}, 201)
+
+    @app.get("/api/rollouts", dependencies=control)
+    async def list_rollouts(
+        state: RolloutState | None = None,
+        group_id: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+        wait: Annotated[float, Query(ge=0)] = 0,
+    ) -> Response:
+        found = await g.changes.poll(lambda: g.store.list_rollouts(state, group_id, limit), bool, wait)
+        return _json({"rollouts": [_shown(r) for r in found]})
+
+    @app.get("/api/rollouts/terminal", dependencies=control)
+    async def terminal(
+        after: Annotated[int, Query(ge=0, le=2**62)] = 0,
+        wait: Annotated[float, Query(ge=0)] = 0,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    ) -> Response:
+        found, cursor = await g.changes.poll(lambda: g.store.terminal(after, limit), lambda r: bool(r[0]), wait)
+        return _json({"rollouts": [_shown(r) for r in found], "cursor": cursor})
+
+    @app.get("/api/rollouts/{rollout_id}")
+    def get_rollout(rollout_id: str, request: Request) -> Response:
+        require(g.claims(request), "control", "grade", rollout_id=rollout_id)
+        return _json(_shown(g.store.get_rollout(rollout_id)))
+
+    @app.patch("/api/rollouts/{rollout_id}", dependencies=control)
+    async def change(rollout_id: str, body: Change) -> Response:
+        if body.state == "running":
+            claimed = await g.store.writer.acall(g.store.claim(rollout_id, body.worker, body.claim_id))
+            return _json(_lease(g.keyring, claimed))
+        if body.state == "failed":
+            rollout = await g.store.writer.acall(g.store.cancel(rollout_id, body.message))
+        else:
+            if body.attempt is None:
+                raise Problem(422, "bad_request", "releasing a rollout needs the attempt that was lost")
+            outcome = Outcome(infra_reason=body.reason, message=body.message, reported_by="controller")
+            operation = g.store.report(rollout_id, body.attempt, outcome, kind="released", event_id=body.event_id)
+            rollout = await g.store.writer.acall(operation)
+        return _json({"rollout": _shown(rollout)})
+
+
+def _lease(keyring: Keyring, rollout: Rollout) -> dict[str, Any]:
+    """What the worker of one attempt gets. Tokens outlive the wall time by an hour, for grading and retries."""
+    bound = {"rollout_id": rollout.rollout_id, "attempt": rollout.attempt, "ttl_s": rollout.timeout_s + 3600}
+    path = f"{PREFIX}{rollout.rollout_id}/attempt/{rollout.attempt}/mode/{rollout.mode}/openai/v1"
+    tokens = {f"{scope}_token": keyring.mint(scope, **bound) for scope in ("agent", "grade")}  # type: ignore[arg-type]
+    return {"rollout": _shown(rollout), "path": path, **tokens}
+
+
+def _add_events(app: FastAPI, g: Gateway) -> None:
+    @app.post("/api/rollouts/{rollout_id}/attempt/{attempt}/events")
+    async def add_event(rollout_id: str, attempt: int, body: NewEvent, request: Request) -> Response:
+        claims = g.claims(request)
+        if body.type == "reward":
+            require(claims, "grade", "control", rollout_id=rollout_id, attempt=attempt)
+            if body.outcome is None:
+                raise Problem(422, "bad_request", "a reward event needs an outcome")
+            operation = g.store.report(rollout_id, attempt, body.outcome, event_id=body.event_id)
+            return _json({"rollout": _shown(await g.store.writer.acall(operation))}, 201)
+        require(claims, "agent", "grade", "control", rollout_id=rollout_id, attempt=attempt)
+        if body.type in RESERVED or body.outcome is not None:
+            raise Problem(422, "bad_request", f"type {body.type!r} cannot be posted with these fields")
+        event = g.store.add_event(rollout_id, attempt, body.type, body.data, body.event_id)
+        return _json({"sequence": await g.store.writer.acall(event)}, 201)
+
+    @app.get("/api/rollouts/{rollout_id}/events", dependencies=[Depends(g.control_only)])
+    def events(rollout_id: str, attempt: int | None = None, calls: Literal["", "plain", "compact"] = "") -> Response:
+        """All events, model calls without ids. `calls`: instead the model calls of one attempt (default: the last),
+        plain with ids, log-probs and messages in full, or as compact rows (see compact.py) with base64 bytes."""
+        g.store.get_rollout(rollout_id)
+        if not calls:
+            return _json({"events": g.store.events(rollout_id, attempt)})
+        rows = g.store.call_rows(rollout_id, attempt)
+        if calls == "compact":
+            return _json({"rows": [{k: _text(v) for k, v in row.items()} for row in rows]})
+        return _json({"calls": [compact.plain(call) for call in compact.decode(rows)]})
+
+
+def _text(value: Any) -> Any:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+
+
+def _add_models_and_gate(app: FastAPI, g: Gateway) -> None:
+    control = [Depends(g.control_only)]
+
+    @app.post("/api/models", dependencies=control)
+    async def register(body: NewModel) -> Response:
+        values = body.model_dump()
+        await g.store.writer.acall(g.store.save_model(values))
+        g.upstreams.register(**values)
+        return _json(values, 201)
+
+    @app.get("/api/models", dependencies=control)
+    async def list_models() -> Response:
+        return _json({"models": metrics.models(g.upstreams)})
+
+    @app.delete("/api/models", dependencies=control)
+    async def delete(url: str) -> Response:
+        removed = await g.store.writer.acall(g.store.delete_model(url))
+        g.upstreams.remove(url)
+        return _json({"removed": removed})
+
+    @app.post("/proxy/pause", dependencies=control)
+    async def pause(body: Pause | None = None) -> Response:
+        """Durable: a gateway that restarts while paused is still paused."""
+        g.gate.pause()
+        await g.store.writer.acall(g.store.set_meta("paused", "1"))
+        if body is not None and body.drain_s is not None:
+            await g.gate.drain(body.drain_s)
+        return _json(g.gate.state())
+
+    @app.post("/proxy/resume", dependencies=control)
+    async def resume() -> Response:
+        await g.store.writer.acall(g.store.set_meta("paused", "0"))
+        g.gate.resume()
+        return _json(g.gate.state())
+
+    @app.get("/proxy/state", dependencies=control)
+    def state() -> Response:
+        return _json(metrics.state(g))
+
+    @app.get("/metrics", dependencies=control)
+    def prometheus() -> Response:
+        return Response(metrics.exposition(g), media_type="text/plain; version=0.0.4")
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        return _json({"status": "ok"})

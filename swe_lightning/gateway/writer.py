@@ -1,0 +1,184 @@
+"""The writer thread: the one place where the store changes, many changes per commit.
+
+An operation is a function of a transaction. Operations queue up, run in order, and share one commit; each caller is
+answered only after that commit, so an answer means durable. An operation that refuses (Problem) must do so before it
+writes; its neighbours are not affected. If anything else fails, the batch is rolled back and each of its operations is
+run again in a transaction of its own, so that a fault hits only the one that causes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+
+from swe_lightning.gateway import schema
+from swe_lightning.gateway.problems import Problem
+
+Operation = Callable[["Transaction"], Any]
+BATCH = 512
+
+
+class Transaction:
+    """What an operation may use: the connection, buffered event rows, and hooks that run after the commit."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self._connection = connection
+        self._rows: list[dict[str, Any]] = []
+        self.hooks: list[Callable[[], Any]] = []
+
+    @property
+    def connection(self) -> sa.Connection:
+        """The connection, with every buffered row written: reads see all earlier operations."""
+        self.flush()
+        return self._connection
+
+    def add_event_row(self, row: dict[str, Any]) -> None:
+        self._rows.append(row)
+
+    def flush(self) -> None:
+        if self._rows:
+            rows, self._rows = self._rows, []
+            self._connection.execute(_INSERT_EVENT, rows)
+
+
+_INSERT_EVENT = sa.insert(schema.events)
+
+
+class _Job:
+    __slots__ = ("error", "future", "loop", "operation", "result")
+
+    def __init__(self, operation: Operation, future: Any, loop: asyncio.AbstractEventLoop | None) -> None:
+        self.operation, self.future, self.loop = operation, future, loop
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def settle(self) -> None:
+        if self.future.cancelled() or self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)
+
+
+class Writer:
+    """Runs operations on one connection in one thread. `on_rollback` drops what was remembered of a lost batch."""
+
+    def __init__(self, engine: sa.Engine, *, on_rollback: Callable[[], None], linger_s: float = 0.002) -> None:
+        self._engine, self._on_rollback, self._linger_s = engine, on_rollback, linger_s
+        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._closed = False
+        self.commits = 0
+        self.operations = 0
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._thread.start()
+
+    def call(self, operation: Operation) -> Any:
+        """Run `operation` durably from a plain thread and return its result."""
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._put(_Job(operation, future, None))
+        return future.result()
+
+    async def acall(self, operation: Operation) -> Any:
+        """Run `operation` durably from an event loop. Cancelling the wait does not undo the operation."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._put(_Job(operation, future, loop))
+        return await future
+
+    def close(self) -> None:
+        """Commit what is queued and stop."""
+        if not self._closed:
+            self._closed = True
+            self._queue.put(None)
+            self._thread.join()
+
+    def _put(self, job: _Job) -> None:
+        if self._closed:
+            raise Problem(503, "shutting_down", "the gateway is shutting down", retry_after_s=1)
+        self._queue.put(job)
+
+    def _run(self) -> None:
+        connection = schema.writing(self._engine.connect())
+        try:
+            while (jobs := self._next_batch()) is not None:
+                if not self._commit(connection, jobs) and len(jobs) > 1:
+                    for job in jobs:
+                        self._commit(connection, [job])
+                self._answer(jobs)
+        finally:
+            connection.close()
+
+    def _next_batch(self) -> list[_Job] | None:
+        """Wait for a job, linger briefly for company, take all there is. None = closed and empty."""
+        first = self._queue.get()
+        if first is None:
+            return None
+        if self._linger_s:
+            time.sleep(self._linger_s)
+        jobs = [first]
+        with contextlib.suppress(queue.Empty):
+            while len(jobs) < BATCH:
+                job = self._queue.get_nowait()
+                if job is None:
+                    self._queue.put(None)
+                    break
+                jobs.append(job)
+        return jobs
+
+    def _commit(self, connection: sa.Connection, jobs: list[_Job]) -> bool:
+        transaction = Transaction(connection)
+        try:
+            with connection.begin():
+                for job in jobs:
+                    job.result = job.error = None
+                    try:
+                        job.result = job.operation(transaction)
+                    except Problem as problem:
+                        job.error = problem
+                transaction.flush()
+        except Exception as error:
+            self._on_rollback()
+            for job in jobs:
+                job.error = _as_problem(error)
+            return False
+        for hook in transaction.hooks:
+            hook()
+        self.commits += 1
+        self.operations += len(jobs)
+        return True
+
+    @staticmethod
+    def _answer(jobs: list[_Job]) -> None:
+        """One wake-up per event loop, however many jobs it waits for."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
+        for job in jobs:
+            if job.loop is None:
+                job.settle()
+            else:
+                by_loop.setdefault(job.loop, []).append(job)
+        for loop, mine in by_loop.items():
+            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits
+                loop.call_soon_threadsafe(_settle_all, mine)
+
+
+def _settle_all(jobs: list[_Job]) -> None:
+    for job in jobs:
+        job.settle()
+
+
+def _as_problem(error: Exception) -> Exception:
+    if isinstance(error, sa.exc.DBAPIError):
+        text = str(error.orig)
+        if "full" in text or "disk I/O" in text:
+            return Problem(507, "store_full", f"the store cannot grow ({text}); free disk space", retry_after_s=5)
+        return Problem(500, "store_error", f"the store failed: {text}")
+    return error
