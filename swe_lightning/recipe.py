@@ -140,8 +140,14 @@ class Algorithm(Section):
     kl_coef: float = Field(0.0, ge=0)
     """Weight of the k3 penalty towards the initial policy."""
     entropy_coef: float = Field(0.0, ge=0)
+    constant_tokens: int = Field(4096, ge=1)
+    """Tokens per rollout that normalisation constant divides by."""
+    dual_clip: float | None = Field(None, gt=1)
+    """Bound of the ppo_clip and gspo loss where the advantage is negative, in multiples of it; null = no bound."""
     min_group: int = Field(2, ge=1)
     """Graded members a group needs."""
+    skip_zero_variance: bool = False
+    """True: groups of equal rewards leave the batch, so that R counts only rollouts that teach something."""
     duplicate_calls: Literal["supersede", "keep"] = "supersede"
     off_policy: OffPolicy = OffPolicy()
     shuffle_rewards: bool = False

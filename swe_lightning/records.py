@@ -200,3 +200,7 @@ class Batch:
     rewards: dict[str, float | None] = field(default_factory=dict)
     advantages: dict[str, float | None] = field(default_factory=dict)
     stats: dict[str, float] = field(default_factory=dict)
+    kl_weights: list[np.ndarray] = field(default_factory=list)
+    """Like `weights` with advantage 1 for every rollout: for KL and entropy terms."""
+    groups: dict[str, str] = field(default_factory=dict)
+    """Group of each rollout, those without rows included."""
