@@ -67,12 +67,14 @@ def results_table(results: Sequence[EvalResult]) -> Table:
     return table
 
 
-def results_markdown(results: Sequence[EvalResult]) -> str:
-    return _markdown(_COLUMNS, _result_rows(results))
-
-
-def comparison_markdown(comparisons: Sequence[Comparison]) -> str:
-    return _markdown(_DIFFERENCES, [_comparison_row(c) for c in comparisons])
+def markdown(results: Sequence[EvalResult], comparisons: Sequence[Comparison] = ()) -> str:
+    """The results, then the paired differences with a sentence on how their interval is made."""
+    text = _pipe_table(_COLUMNS, _result_rows(results))
+    if comparisons:
+        text += "\nPaired differences over tasks; interval and p clustered by package "
+        text += f"({comparisons[0].difference.method}).\n\n"
+        text += _pipe_table(_DIFFERENCES, [_comparison_row(c) for c in comparisons])
+    return text
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
@@ -89,7 +91,7 @@ _DIFFERENCES = ("difference", "mean", "95 % interval", "p", "tasks / packages", 
 
 
 def _result_rows(results: Sequence[EvalResult]) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for r in results:
         s = r.summary()
         at_k = s[f"pass@{r.samples}"]
@@ -111,6 +113,6 @@ def _comparison_row(c: Comparison) -> tuple[str, ...]:
     return (name, mean, interval, p_value, f"{d.tasks} / {d.clusters}", pairs, str(c.left_out))
 
 
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _pipe_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"

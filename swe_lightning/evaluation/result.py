@@ -46,7 +46,6 @@ class EvalRecord:
         if outcome is not None:
             record.reward, record.exit_status, record.message = outcome.reward, outcome.exit_status, outcome.message
             record.infra_reason = outcome.infra_reason.value if outcome.infra_reason else None
-            record.patch = outcome.verdict.get("patch")
         return record
 
 
@@ -116,6 +115,14 @@ class EvalResult:
         at_k = {f"pass@{k}": self.pass_at(k) for k in sorted({1, self.samples})}
         return {"label": self.label, "tasks": tasks, "samples": self.samples, **numbers, **at_k, **counted}
 
+    def line(self) -> str:
+        """One line for a terminal."""
+        if self.rate is None:
+            return f"{self.label}: no verdict ({_counted(self.infra) or 'no rollouts'})"
+        low, high = self.interval
+        lost = f", no verdict for {_counted(self.infra)}" if self.infra else ""
+        return f"{self.label}: {self.resolved}/{self.graded} = {self.rate:.3f} (95 % {low:.3f} to {high:.3f}){lost}"
+
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "summary": self.summary()}
 
@@ -142,6 +149,10 @@ class EvalResult:
             raise DataError(f"cannot read evaluation {path}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} is not an evaluation written by swel eval") from error
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{n} {reason}" for reason, n in counts.most_common())
 
 
 def _prediction(label: str, record: EvalRecord) -> dict[str, str]:

@@ -63,6 +63,8 @@ def evaluate(
                 current[slot] = rollout
                 tell(1)
     records = [EvalRecord.of(rollout, slot[1]) for slot, rollout in current.items()]
+    for record, rollout in zip(records, current.values(), strict=True):
+        record.patch = _patch(run_dir, rollout)
     result = EvalResult(label, samples, temperature, records, cursor)
     result.save(run_dir)
     return result
@@ -124,6 +126,14 @@ def _planned(task: Task, sample: int, label: str, config: dict[str, Any], recipe
         timeout_s=recipe.rollout.timeout_s,
         max_attempts=recipe.rollout.max_attempts,
     )
+
+
+def _patch(run_dir: Path, rollout: Rollout) -> str | None:
+    """The submitted patch as the worker wrote it (always UTF-8); None if nothing was submitted or changed."""
+    from swe_lightning.controller.runner import attempt_file
+
+    file = attempt_file(run_dir, rollout.rollout_id, rollout.attempt, "patch")
+    return file.read_text(encoding="utf-8", newline="") if file.is_file() else None
 
 
 def _check_label(label: str) -> None:

@@ -55,7 +55,8 @@ def changes_only(base: Path, diff: TreeDiff) -> TreeDiff:
 
 def to_patch(base: Path, diff: TreeDiff) -> bytes:
     """The changes `diff` makes to the tree `base`, as a patch for `git apply` (renames as delete and create)."""
-    deletions, others = [], []
+    deletions: list[bytes] = []
+    others: list[bytes] = []
     for path, new in changes_only(base, diff).items():
         old = read_state(base, path)
         if old is not None and new is not None and old.symlink != new.symlink:
@@ -109,7 +110,7 @@ def _grouped(a: list[bytes], b: list[bytes]) -> Any:
     while tail < min(len(a), len(b)) - head and a[-1 - tail] == b[-1 - tail]:
         tail += 1
     middle_a, middle_b = a[head : len(a) - tail], b[head : len(b) - tail]
-    matcher = SequenceMatcher(None, middle_a, middle_b, autojunk=False)
+    matcher: Any = SequenceMatcher(None, middle_a, middle_b, autojunk=False)
     if len(middle_a) * len(middle_b) > LARGE_HUNK:
         matcher.opcodes = [("replace", 0, len(middle_a), 0, len(middle_b))]
     codes = [(t, i + head, j + head, k + head, m + head) for t, i, j, k, m in matcher.get_opcodes()]

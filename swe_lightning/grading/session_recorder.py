@@ -19,6 +19,9 @@ from types import FunctionType
 
 import pytest
 
+KEY: str  # both are written above this text for each run
+HOME: str
+
 CORE = [
     "_pytest.runner",
     "_pytest.python",
@@ -64,7 +67,7 @@ def make_recorder(key, home):
     if not path:
         del os.environ["PYTHONPATH"]
     owner = os.getpid()
-    statuses = {}
+    statuses: dict[str, str] = {}
     state = {"session": None, "core": core_functions(), "replaced": ""}
 
     def seal(payload):
@@ -146,8 +149,8 @@ def make_recorder(key, home):
     return Recorder()
 
 
-RECORDER = make_recorder(bytes.fromhex(KEY), HOME)  # noqa: F821 (KEY and HOME are written above this text)
-del KEY  # noqa: F821
+RECORDER = make_recorder(bytes.fromhex(KEY), HOME)
+del KEY
 
 
 def pytest_configure(config):
