@@ -8,6 +8,7 @@ model (a checkpoint, a scripted strategy) is what is evaluated.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -117,6 +118,8 @@ def _create(gateway: GatewayClient, rollouts: list[Rollout]) -> list[Rollout]:
 
 def _planned(task: Task, sample: int, label: str, config: dict[str, Any], recipe: Recipe) -> Rollout:
     name = re.sub(r"[^A-Za-z0-9._-]", "_", task.instance_id)
+    if len(name) > 100:  # rollout ids are at most 200 characters
+        name = f"{name[:80]}-{hashlib.blake2b(task.instance_id.encode(), digest_size=8).hexdigest()}"
     return Rollout(
         rollout_id=f"eval-{label}-{name}-{sample}",
         group_id=f"eval-{label}-{name}",
@@ -133,12 +136,12 @@ def _patch(run_dir: Path, rollout: Rollout) -> str | None:
     from swe_lightning.controller.runner import attempt_file
 
     file = attempt_file(run_dir, rollout.rollout_id, rollout.attempt, "patch")
-    return file.read_text(encoding="utf-8", newline="") if file.is_file() else None
+    return file.read_bytes().decode() if file.is_file() else None
 
 
 def _check_label(label: str) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", label):
-        raise DataError(f"evaluation label {label!r}: use letters, digits, dot, dash and underscore only")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", label):
+        raise DataError(f"evaluation label {label!r}: use up to 64 letters, digits, dots, dashes and underscores")
 
 
 def _known_cursor(run_dir: Path) -> int:

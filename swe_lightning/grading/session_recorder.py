@@ -149,8 +149,8 @@ def make_recorder(key, home):
     return Recorder()
 
 
-RECORDER = make_recorder(bytes.fromhex(KEY), HOME)
-del KEY
+RECORDER = make_recorder(bytes.fromhex(KEY), HOME)  # noqa: F821
+del KEY  # noqa: F821
 
 
 def pytest_configure(config):
