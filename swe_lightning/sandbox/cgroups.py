@@ -1,0 +1,121 @@
+"""Limits for a whole box: memory, processes, CPU. Works with cgroup v1 and v2, where this user may create groups.
+
+The memory limit counts the box's files too (they live in a tmpfs), so it is memory_mb + disk_mb: filling the disk
+cannot get the command server killed. Where no group can be made, per-process limits and the command server's own
+watch remain; `available()` says which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+from pathlib import Path
+
+from swe_lightning.sandbox.base import Limits
+
+PARENT = "swe-lightning"
+CPU_PERIOD_US = 100_000
+
+
+@functools.cache
+def _mounts() -> tuple[Path | None, dict[str, Path]]:
+    """(v2 mount that has the controllers, v1 controller -> mount)."""
+    v1: dict[str, Path] = {}
+    v2: Path | None = None
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            left, _, right = line.partition(" - ")
+            kind, _, options = right.split(" ", 2)
+            where = Path(left.split(" ")[4])
+            if kind == "cgroup2" and "memory" in _read(where / "cgroup.controllers").split():
+                v2 = where
+            elif kind == "cgroup":
+                for controller in set(options.split(",")) & {"memory", "pids", "cpu"}:
+                    v1[controller] = where
+    return v2, v1
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+@functools.cache
+def _parents(uid: int) -> tuple[Path, ...]:
+    """Directories in which groups for boxes can be made; empty if there are none."""
+    v2, v1 = _mounts()
+    try:
+        if v2 is not None:
+            parent = v2 / PARENT
+            if "memory" not in _read(v2 / "cgroup.subtree_control").split():
+                (v2 / "cgroup.subtree_control").write_text("+memory +pids +cpu")
+            parent.mkdir(exist_ok=True)
+            (parent / "cgroup.subtree_control").write_text("+memory +pids +cpu")
+            return (parent,)
+        found = []
+        for controller in ("memory", "pids", "cpu"):
+            if controller in v1 and v1[controller] / PARENT not in found:
+                (v1[controller] / PARENT).mkdir(exist_ok=True)
+                found.append(v1[controller] / PARENT)
+        return tuple(found) if "memory" in v1 and os.access(v1["memory"] / PARENT, os.W_OK) else ()
+    except OSError:
+        return ()
+
+
+def available() -> bool:
+    return bool(_parents(os.geteuid()))
+
+
+def create(name: str, limits: Limits) -> list[Path]:
+    """Groups for one box (one under v2, one per controller under v1); [] where none can be made."""
+    made = []
+    for parent in _parents(os.geteuid()):
+        group = parent / name
+        try:
+            group.mkdir()
+            made.append(group)
+        except OSError:
+            continue
+        memory = (limits.memory_mb + limits.disk_mb) << 20
+        settings = {
+            "memory.max": memory,
+            "memory.swap.max": 0,
+            "memory.oom.group": 0,
+            "memory.limit_in_bytes": memory,
+            "memory.memsw.limit_in_bytes": memory,
+            "pids.max": limits.pids + 4,
+            "cpu.max": f"{int(limits.cpu * CPU_PERIOD_US)} {CPU_PERIOD_US}",
+            "cpu.cfs_quota_us": int(limits.cpu * CPU_PERIOD_US),
+        }
+        for file, value in settings.items():
+            with contextlib.suppress(OSError):  # each version has its own half of these files
+                fd = os.open(group / file, os.O_WRONLY)
+                try:
+                    os.write(fd, str(value).encode())
+                finally:
+                    os.close(fd)
+    return made
+
+
+def remove(groups: list[Path], patience_s: float = 1.0) -> bool:
+    """Remove empty groups; the kernel may need a moment after the last process ended."""
+    until = time.monotonic() + patience_s
+    while groups:
+        left = []
+        for group in groups:
+            try:
+                group.rmdir()
+            except FileNotFoundError:
+                pass
+            except OSError:
+                left.append(group)
+        groups = left
+        if groups:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.002)
+    return True
