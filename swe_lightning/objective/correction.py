@@ -1,11 +1,11 @@
 """Off-policy correction: the sampler's log-probabilities are not the trainer's (other kernels, older weights).
 
-Per token or per rollout, the importance ratio trainer/sampler either weighs the loss, truncated at `cap`, or switches
-tokens off outside [1/cap, cap]. A sequence is the whole rollout, over all its rows, so cutting it differently changes
+Per token or per rollout, the importance ratio trainer/sampler weighs the loss: truncated at `cap` (tis), or set to 0
+outside [1/cap, cap] (mask). A sequence is the whole rollout, over all its rows, so cutting it differently changes
 nothing. Invariants: corrections are constants (no gradient) and never enter a denominator; mask-0 tokens and padding
 rows are in no statistic.
 
-`truncate` and `in_band` take numpy arrays and torch tensors alike; `correct` works on rows.
+`truncate`, `masked` and `in_band` take numpy arrays and torch tensors alike; `correct` works on rows.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ def in_band(log_ratio: Any, cap: float) -> Any:
     return (log_ratio >= -bound) & (log_ratio <= bound)
 
 
+def masked(log_ratio: Any, cap: float) -> Any:
+    """The ratio within the band, 0 outside: masked importance sampling."""
+    return ratio(log_ratio) * in_band(log_ratio, cap)
+
+
 def correct(
     rows: Sequence[Row], trainer_logprobs: Sequence[np.ndarray], settings: OffPolicy
 ) -> tuple[list[np.ndarray], dict[str, float]]:
@@ -68,7 +73,7 @@ def _per_rollout(rows: Sequence[Row], deltas: Sequence[np.ndarray]) -> list[np.n
 def _factor(delta: np.ndarray, mask: np.ndarray, settings: OffPolicy) -> np.ndarray:
     if settings.kind == "none":
         return mask.astype(np.float32)
-    value = truncate(delta, settings.cap) if settings.kind == "tis" else in_band(delta, settings.cap)
+    value = truncate(delta, settings.cap) if settings.kind == "tis" else masked(delta, settings.cap)
     return np.where(mask, value, 0.0).astype(np.float32)
 
 

@@ -155,32 +155,3 @@ def _common(edge: bytes, ids: bytes, position: int) -> int:
             b = np.frombuffer(ids, ID, (stop - start) // ID.itemsize, position + start)
             return start + int((a != b).argmax()) * ID.itemsize
     return size
-
-
-class DeltaEncoder:
-    """Turns the prompts of one rollout's calls, in order, into Deltas: a store then grows by unique tokens only."""
-
-    def __init__(self) -> None:
-        self._root = Node(b"", 0, None)
-        self._count = 0
-
-    def add(self, prompt_ids: Any, response_ids: Any) -> Delta:
-        """Record the next call; the returned Delta refers to earlier calls by position."""
-        ids = as_bytes(prompt_ids)
-        prompt = walk(self._root, ids)
-        node: Node | None = prompt
-        while node is not None and node.owner is None:
-            node = node.parent
-        base, shared = (-1, 0) if node is None or node.owner is None else (node.owner, node.depth)
-        end: Node | None = walk(prompt, as_bytes(response_ids))
-        while end is not None and end.owner is None and end is not self._root:
-            end.owner = self._count
-            end = end.parent
-        self._count += 1
-        return Delta(base, shared, ids[shared * ID.itemsize :])
-
-
-def expand(calls: Sequence[ModelCall]) -> list[np.ndarray]:
-    """Full prompt ids (tokens,) of calls whose prompts are Deltas (or already full)."""
-    places = place_calls(calls)
-    return [np.frombuffer(bytearray(path_ids(p.prompt)), ID) for p in places if p is not None]

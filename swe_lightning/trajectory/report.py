@@ -8,9 +8,8 @@ of its rollouts', a run's the sum of its steps'.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from swe_lightning.records import ModelCall, Row
 from swe_lightning.trajectory.breaks import BreakReport, Decode, explain
@@ -131,10 +130,12 @@ def why_no_rows(dropped: Counter[str]) -> str:
     return f"no training rows: {reasons or 'no rollout was collected'}"
 
 
-def table(stats: dict[str, Any], dropped: Counter[str]) -> str:
+def table(stats: Mapping[str, float], dropped: Mapping[str, int]) -> str:
     """Stats and drops as aligned lines for a terminal."""
     lines = [
         f"{key:<28} {value:>14,.4g}" if value % 1 else f"{key:<28} {value:>14,.0f}" for key, value in stats.items()
     ]
-    lines += [f"dropped {reason:<20} {count:>14,}" for reason, count in dropped.most_common()]
+    lines += [
+        f"dropped {reason:<20} {count:>14,}" for reason, count in sorted(dropped.items(), key=lambda item: -item[1])
+    ]
     return "\n".join(lines)
