@@ -4,10 +4,11 @@ Invariant: exactly one answered request per turn; an answer is never thrown away
 requests that got no answer, and only while the rollout has time:
 
     no connection, connection broken   again with back-off for `GATEWAY_PATIENCE_S`, then infra gateway_lost
-    503, 429                           wait Retry-After (the gate is closed), then again
+    408, 429, 503, 507                 wait Retry-After (the gate is closed, the disk is full), then again
     500, 502, 504                      twice more, then infra upstream_error
-    400 context_overflow               the episode ends: context_overflow
-    400, 422 anything else             the episode ends: bad_history; on the first call infra harness_crash
+    400 context_overflow, 413          the episode ends: context_overflow
+    400 bad_history                    the episode ends: bad_history
+    400, 422 anything else             infra: upstream_error; on the first call harness_crash (our own request)
     401, 403, 404, 409, 410            nobody wants this rollout any more: infra cancelled or gateway_lost
 
 There is no price list and no cost: neither says anything about a model of ours.
@@ -36,6 +37,7 @@ from swe_lightning.records import InfraReason
 
 ACTION_REGEX = r"```(?:bash|sh|mswea_bash_command)[ \t]*\n(.*?)\n```"
 GATEWAY_PATIENCE_S = 300.0
+WAIT_STATUSES = {408, 429, 503, 507}
 UPSTREAM_RETRIES = 2
 MAX_WAIT_S = 30.0
 SLOW_CALL_MIN_S = 60.0
@@ -160,18 +162,19 @@ class GatewayModel:
     def _judge(self, reply: Reply, failures: int) -> float:
         """Seconds to wait before asking again, or the exception that ends the episode."""
         code, text = _error(reply)
-        if reply.status in (429, 503):
+        if reply.status in WAIT_STATUSES:
             return _retry_after(reply)
         if reply.status in (500, 502, 504) and failures <= UPSTREAM_RETRIES:
             return 0.2 * 2**failures
         if reply.status >= 500:
             raise InfraError(InfraReason.UPSTREAM_ERROR, f"{reply.status} {code}: {text}")
-        if code == "context_overflow":
+        if code == "context_overflow" or reply.status == 413:
             raise over("context_overflow", text)
-        if reply.status in (400, 413, 422):
-            if self.answers == 0:
-                raise InfraError(InfraReason.HARNESS_CRASH, f"the very first request was refused: {code}: {text}")
+        if code == "bad_history" and self.answers:
             raise over("bad_history", text)
+        if reply.status in (400, 422):
+            reason = InfraReason.UPSTREAM_ERROR if self.answers else InfraReason.HARNESS_CRASH
+            raise InfraError(reason, f"the request was refused: {code}: {text}")
         ended = code in ("rollout_ended", "cancelled") or reply.status in (409, 410)
         reason = InfraReason.CANCELLED if ended else InfraReason.GATEWAY_LOST
         raise InfraError(reason, f"the gateway refused the call: {reply.status} {code}: {text}")

@@ -39,13 +39,19 @@ def test_context_overflow_ends_the_episode_without_a_second_call(play, scripted)
 
 
 def test_a_history_the_engine_refuses_ends_the_episode_once(play, scripted):
-    result, gateway = play([scripted.bash("true"), scripted.Refuse(400, "invalid_request"), scripted.SUBMIT])
+    result, gateway = play([scripted.bash("true"), scripted.Refuse(400, "bad_history"), scripted.SUBMIT])
     assert (result.exit_status, result.infra_reason) == ("bad_history", None)
     assert len(gateway.requests) == 2
 
 
+def test_a_refusal_the_history_does_not_explain_is_not_the_policys_fault(play, scripted):
+    result, gateway = play([scripted.bash("true"), scripted.Refuse(400, "upstream_refused"), scripted.SUBMIT])
+    assert result.infra_reason is InfraReason.UPSTREAM_ERROR
+    assert len(gateway.requests) == 2
+
+
 def test_a_first_request_that_is_refused_is_our_mistake(play, scripted):
-    result, gateway = play([scripted.Refuse(400, "invalid_request")])
+    result, gateway = play([scripted.Refuse(400, "upstream_refused")])
     assert result.infra_reason is InfraReason.HARNESS_CRASH
     assert len(gateway.requests) == 1
 
