@@ -1,0 +1,109 @@
+"""What `swel data ...` runs: one function per command, explicit keywords, no command-line library.
+
+Each returns a small dict for `--json` and prints nothing itself, so the command line decides how it looks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from swe_lightning.errors import DataError, UserError
+
+
+def synth(
+    *,
+    out: Path,
+    pypi: Sequence[str] = (),
+    held_out: Sequence[str] = (),
+    repo: Path | None = None,
+    manifest: Path | None = None,
+    write_manifest: Path | None = None,
+    tasks_per_package: int = 20,
+    kinds: Sequence[str] = (),
+    one_edit: bool = False,
+    seed: int = 0,
+    workers: int = 2,
+    timeout_s: float = 60.0,
+    test_cmd: str | None = None,
+    test_env: Mapping[str, str] | None = None,
+    train_limit: int | None = None,
+    held_out_limit: int | None = None,
+    backend: Any = None,
+) -> dict[str, Any]:
+    """Make tasks in OUT/tasks.jsonl: searched (`pypi`, `held_out`: NAME==VERSION; `repo`) or from a `manifest`.
+
+    `one_edit` keeps bugs that one edit of the closed set repairs and whose failing tests are few and quick;
+    `write_manifest` saves what was found. Packages that give no task are reported, not fatal, unless none does.
+    """
+    from data_pipeline import make
+
+    if manifest is not None:
+        if pypi or held_out or repo or write_manifest:
+            raise UserError(
+                "--manifest already says which packages; leave out --pypi, --held-out, --repo, --write-manifest"
+            )
+        return make.from_manifest(
+            manifest, out, backend=backend, workers=workers, train_limit=train_limit, held_out_limit=held_out_limit
+        )
+    if not (pypi or held_out or repo):
+        raise UserError("nothing to make tasks from: give --pypi NAME==VERSION, --repo DIR or --manifest FILE")
+    return make.from_packages(
+        out,
+        pypi=pypi,
+        held_out=held_out,
+        repo=repo,
+        write_manifest=write_manifest,
+        search=make.SearchOptions(tasks_per_package, tuple(kinds), one_edit, seed, workers, timeout_s),
+        test_cmd=test_cmd,
+        test_env=dict(test_env) if test_env else None,
+        backend=backend,
+    )
+
+
+def stats(*, inputs: Sequence[str]) -> dict[str, Any]:
+    """Counts of a task file: rows, repositories, tests per task, issue lengths, kinds of bugs, roles."""
+    from data_pipeline.sources import read_rows
+
+    rows = read_rows(inputs)
+    tests = sorted(len(row["FAIL_TO_PASS"]) + len(row["PASS_TO_PASS"]) for row in rows)
+    lengths = sorted(len(row.get("problem_statement") or "") for row in rows)
+    return {
+        "rows": len(rows),
+        "empty_issue": sum(not (row.get("problem_statement") or "").strip() for row in rows),
+        "repositories": dict(Counter(row["repo"] for row in rows).most_common()),
+        "kinds": dict(Counter(_kind(row) for row in rows).most_common()),
+        "roles": dict(Counter(str(row["role"]) for row in rows if row.get("role"))),
+        "tests_per_task": _quartiles(tests),
+        "issue_chars": _quartiles(lengths),
+    }
+
+
+def show(*, inputs: Sequence[str], instance_id: str) -> dict[str, Any]:
+    """One row. DataError with close names if the id is unknown."""
+    import difflib
+
+    from data_pipeline.sources import read_rows
+
+    rows = {row["instance_id"]: row for row in read_rows(inputs)}
+    if instance_id in rows:
+        return rows[instance_id]
+    close = difflib.get_close_matches(instance_id, rows, n=3, cutoff=0.4) or list(rows)[:3]
+    raise DataError(f"no task {instance_id} in {', '.join(inputs)}; for example {', '.join(close)}")
+
+
+def _kind(row: Mapping[str, Any]) -> str:
+    """Bug type: the column of `swel data synth`, else the part of a SWE-smith id before `__`."""
+    if row.get("strategy"):
+        return str(row["strategy"])
+    tail = str(row["instance_id"]).rsplit(".", 1)[-1]
+    return tail.rsplit("__", 1)[0] if "__" in tail else tail.split("_", 1)[0]
+
+
+def _quartiles(values: Sequence[int]) -> dict[str, int]:
+    last = len(values) - 1
+    return {
+        name: values[last * part // 4] for name, part in (("min", 0), ("q1", 1), ("median", 2), ("q3", 3), ("max", 4))
+    }

@@ -1,0 +1,96 @@
+"""Validated bugs -> a task file in the SWE-smith schema beside its git repositories.
+
+    OUT/tasks.jsonl            one row per task; `patch` introduces the bug, `repo_path` is relative to this file
+    OUT/repos/OWNER__NAME.HASH8.git
+
+The task file is written last and atomically: a directory with `tasks.jsonl` is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from data_pipeline.issue_text import issue_text
+from data_pipeline.packages import Package
+from data_pipeline.repos import Branch, branch_names, bug_patch, build_repository, without_tests
+from data_pipeline.synth import Bug
+from swe_lightning.errors import DataError
+from swe_lightning.rundir import write_atomic
+
+TASK_FILE = "tasks.jsonl"
+
+
+def write_dataset(out_dir: Path, found: Sequence[tuple[Package, Sequence[Bug]]]) -> Path:
+    """Build repositories and rows; returns the task file. DataError if there is no task at all."""
+    if not any(bugs for _, bugs in found):
+        raise DataError("no bug could be validated, so there is no task to write; give more packages or more tries")
+    rows: list[dict[str, Any]] = []
+    for package, bugs in found:
+        if bugs:
+            rows += package_rows(out_dir, package, bugs)
+    names = [row["instance_id"] for row in rows]
+    if len(set(names)) != len(names):
+        raise DataError("two tasks have one instance_id; the same package was given twice")
+    file = out_dir / TASK_FILE
+    write_atomic(file, b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    return file
+
+
+def package_rows(out_dir: Path, package: Package, bugs: Sequence[Bug]) -> list[dict[str, Any]]:
+    relative = f"repos/{package.slug}.git"
+    branches = {instance_id(package, bug): _branch(package, bug) for bug in bugs}
+    repository = out_dir / relative
+    if not repository.exists() or not set(branches) <= branch_names(repository):
+        build_repository(package.tree, branches.values(), repository)
+    return [
+        task_row(package, bug, relative, bug_patch(repository, name)) for name, bug in zip(branches, bugs, strict=True)
+    ]
+
+
+def instance_id(package: Package, bug: Bug) -> str:
+    """owner__name.hash8.kind__xxxxxxxx, also the branch name."""
+    return f"{package.slug}.{bug.mutation.kind}__{bug.mutation.key}"
+
+
+def _branch(package: Package, bug: Bug) -> Branch:
+    mutation = bug.mutation
+    mutated = mutation.apply(package.tree[mutation.path].data)
+    return Branch(instance_id(package, bug), {mutation.path: mutated}, without_tests(package.tree, bug.fail_to_pass))
+
+
+def task_row(package: Package, bug: Bug, repo_path: str, patch: str) -> dict[str, Any]:
+    mutation = bug.mutation
+    name = instance_id(package, bug)
+    row = {
+        "instance_id": name,
+        "repo": package.repo,
+        "problem_statement": issue_text(
+            name,
+            package=package.name,
+            version=package.version,
+            function=mutation.function,
+            file=mutation.path,
+            failing=bug.fail_to_pass,
+        ),
+        "patch": patch,
+        "FAIL_TO_PASS": bug.fail_to_pass,
+        "PASS_TO_PASS": bug.pass_to_pass,
+        "image_name": None,
+        "base_commit": package.base_commit,
+        "repo_path": repo_path,
+        "test_cmd": package.plan.command,
+        "test_env": dict(package.plan.env),
+        "bug_file": mutation.path,
+        "bug_line": mutation.line,
+        "bug_func": mutation.function,
+        "strategy": mutation.kind,
+        "package": package.name,
+        "package_version": package.version,
+    }
+    if package.role:
+        row["role"] = package.role
+    return row

@@ -1,0 +1,153 @@
+"""Task synthesis from end to end: packages in, a task file (and perhaps a manifest) out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.dataset import write_dataset
+from data_pipeline.edits import repair
+from data_pipeline.manifest import (
+    Manifest,
+    PackageEntry,
+    Role,
+    entry_of,
+    local_backend,
+    save_manifest,
+    synthesise_manifest,
+)
+from data_pipeline.mutations import Mutation
+from data_pipeline.packages import Package, from_pypi, from_repository
+from data_pipeline.progress import progress
+from data_pipeline.synth import Bug, Found, Limits, search
+from data_pipeline.testbed import Memory, Testbed
+from swe_lightning.errors import DataError
+
+MAX_LINE = 100
+"""Characters of a line that the small policy can look at."""
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    tasks_per_package: int = 20
+    kinds: tuple[str, ...] = ()
+    one_edit: bool = False
+    seed: int = 0
+    workers: int = 2
+    timeout_s: float = 60.0
+
+    def limits(self) -> Limits:
+        limits = Limits(tasks=self.tasks_per_package, timeout_s=self.timeout_s, accept=self._accept)
+        if self.one_edit:
+            limits.per_kind, limits.max_fail_to_pass, limits.plain_ids = 3, 8, True
+        return limits
+
+    def _accept(self, mutation: Mutation) -> bool:
+        if self.kinds and mutation.kind not in self.kinds:
+            return False
+        return not self.one_edit or one_edit_repairs(mutation)
+
+
+def one_edit_repairs(mutation: Mutation) -> bool:
+    """True if the bug stays on one line of moderate length and the closed set holds its repair."""
+    return (
+        mutation.single_line
+        and len(mutation.after) <= MAX_LINE
+        and mutation.after.isascii()
+        and repair(mutation.after, mutation.before) is not None
+    )
+
+
+def from_manifest(
+    manifest: Path,
+    out: Path,
+    *,
+    backend: Any,
+    workers: int,
+    train_limit: int | None,
+    held_out_limit: int | None,
+) -> dict[str, Any]:
+    file, rejected = synthesise_manifest(
+        manifest, out, backend=backend, workers=workers, train_limit=train_limit, held_out_limit=held_out_limit
+    )
+    count = sum(1 for line in file.open("rb") if line.strip())
+    return {"tasks": count, "file": str(file), "rejected": dict(rejected)}
+
+
+def from_packages(
+    out: Path,
+    *,
+    pypi: Sequence[str],
+    held_out: Sequence[str],
+    repo: Path | None,
+    write_manifest: Path | None,
+    search: SearchOptions,
+    test_cmd: str | None,
+    test_env: dict[str, str] | None,
+    backend: Any,
+) -> dict[str, Any]:
+    """Search package by package; one that cannot give tasks leaves with its reason and the others go on."""
+    loaders: list[tuple[str, Role | None, Callable[[], Package]]] = []
+    role: Role | None = "train" if held_out or write_manifest else None
+    for requirement in pypi:
+        loaders.append((requirement, role, _pypi(requirement, test_cmd, test_env)))
+    for requirement in held_out:
+        loaders.append((requirement, "held_out", _pypi(requirement, test_cmd, test_env)))
+    if repo is not None:
+        loaders.append((str(repo), role, lambda: from_repository(repo, command=test_cmd, env=test_env)))
+    backend = backend or local_backend()
+    found: list[Found] = []
+    failed: dict[str, str] = {}
+    memory = Memory()
+    try:
+        for name, its_role, load in loaders:
+            try:
+                package = replace(load(), role=its_role)
+                found.append(_search_one(package, backend, memory, search))
+            except DataError as error:
+                if len(loaders) == 1:
+                    raise
+                failed[name] = str(error)
+    finally:
+        memory.close()
+    out.mkdir(parents=True, exist_ok=True)
+    file = write_dataset(out, [(f.package, f.bugs) for f in found])
+    if write_manifest is not None:
+        save_manifest(Manifest(packages=[_entry(f) for f in found if f.bugs]), write_manifest)
+    return {
+        "tasks": sum(len(f.bugs) for f in found),
+        "file": str(file),
+        "packages": {f"{f.package.name}=={f.package.version}": _summary(f) for f in found},
+        "failed": failed,
+        "rejected": dict(sum((f.rejected for f in found), Counter[str]())),
+    }
+
+
+def _pypi(requirement: str, test_cmd: str | None, test_env: dict[str, str] | None) -> Callable[[], Package]:
+    return lambda: from_pypi(requirement, command=test_cmd, env=test_env)
+
+
+def _search_one(package: Package, backend: Any, memory: Memory, options: SearchOptions) -> Found:
+    with Testbed(backend, package.tree, package.plan, memory) as bed:
+        with progress(f"{package.name} {package.version}", None) as meter:
+            return search(package, bed, options.limits(), seed=options.seed, workers=options.workers, meter=meter)
+
+
+def _entry(found: Found) -> PackageEntry:
+    return entry_of(found.package, found.bugs, role=found.package.role or "train")
+
+
+def _summary(found: Found) -> dict[str, Any]:
+    kinds = Counter(bug.mutation.kind for bug in found.bugs)
+    return {
+        "tasks": len(found.bugs),
+        "kinds": dict(kinds),
+        "rejected": dict(found.rejected),
+        "flaky": len(found.baseline.flaky),
+    }
+
+
+__all__ = ["Bug", "SearchOptions", "from_manifest", "from_packages", "one_edit_repairs"]

@@ -1,0 +1,184 @@
+"""One git repository per package, one branch per task, in the layout of SWE-smith.
+
+    main            the clean tree
+    <instance_id>   main <- "Bug Patch" <- "Remove F2P Tests"
+
+The second commit takes the FAIL_TO_PASS test functions out of their files, so that an agent's tree does not hold the
+tests it is judged by. Everything goes through one `git fast-import`, so hundreds of branches take a second; author
+and dates are fixed, so the same tree and bugs give the same hashes everywhere. Bare repository, replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from data_pipeline.trees import Tree
+from swe_lightning.errors import DataError, MissingPart
+
+AUTHOR = "swel data synth <synth@localhost> 1704067200 +0000"
+_GIT_ENV = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
+
+
+@dataclass(frozen=True)
+class Branch:
+    """`bug`: files of the "Bug Patch" commit; `tests`: files of "Remove F2P Tests" (None deletes)."""
+
+    name: str
+    bug: Mapping[str, bytes]
+    tests: Mapping[str, bytes | None] = field(default_factory=dict)
+
+
+def build_repository(tree: Tree, branches: Iterable[Branch], target: Path) -> str:
+    """Write the bare repository `target` (replaced atomically) and return the hash of its clean commit."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".repo-") as scratch:
+        fresh = Path(scratch) / "repo.git"
+        git("init", "-q", "--bare", "--initial-branch=main", str(fresh))
+        # Reflogs, hooks and descriptions would differ from machine to machine and help nobody.
+        shutil.rmtree(fresh / "hooks", ignore_errors=True)
+        git("fast-import", "--quiet", "--date-format=raw", cwd=fresh, stdin=b"".join(_stream(tree, branches)))
+        if target.exists():
+            target.rename(Path(scratch) / "old.git")
+        fresh.rename(target)
+    return base_commit(target)
+
+
+def base_commit(repository: Path) -> str:
+    return git("rev-parse", "refs/heads/main", cwd=repository).strip()
+
+
+def clean_commit_of(tree: Tree) -> str:
+    """The hash `build_repository` will give the clean commit; instance ids carry its first eight digits."""
+    with tempfile.TemporaryDirectory(prefix="swel-repo-") as scratch:
+        return build_repository(tree, [], Path(scratch) / "repo.git")
+
+
+def branch_names(repository: Path) -> set[str]:
+    """All local branches, asked once per repository."""
+    text = git("for-each-ref", "--format=%(refname:lstrip=2)", "refs/heads", cwd=repository)
+    return set(text.split())
+
+
+def bug_patch(repository: Path, branch: str) -> str:
+    """Unified diff that introduces the bug (the gold fix is its reverse)."""
+    return git("diff", "--no-color", "--no-ext-diff", "main", f"refs/heads/{branch}~1", cwd=repository)
+
+
+def git(*arguments: str, cwd: Path | None = None, stdin: bytes | None = None) -> str:
+    """Run git without the user's configuration. DataError carries git's own last line."""
+    environment = {**os.environ, **_GIT_ENV}
+    for leaked in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        environment.pop(leaked, None)
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=cwd, input=stdin, capture_output=True, check=False, env=environment
+        )
+    except FileNotFoundError as error:
+        if cwd is not None and not Path(cwd).is_dir():
+            raise DataError(f"{cwd} is not a git repository: no such directory") from error
+        raise MissingPart("git is not installed; task repositories need it") from error
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise DataError(f"git {arguments[0]} failed in {cwd or '.'}: {lines[-1] if lines else 'no message'}")
+    return done.stdout.decode("utf-8", errors="surrogateescape")
+
+
+def _stream(tree: Tree, branches: Iterable[Branch]) -> Iterator[bytes]:
+    """The fast-import commands: mark 1 is the clean commit."""
+    yield _commit("main", 1, None, "Clean tree")
+    for path in sorted(tree):
+        entry = tree[path]
+        yield _file(path, entry.data, entry.mode)
+    mark = 1
+    for branch in branches:
+        mark += 2
+        yield _commit(branch.name, mark - 1, 1, "Bug Patch")
+        for path in sorted(branch.bug):
+            yield _file(path, branch.bug[path], tree[path].mode)
+        yield _commit(branch.name, mark, mark - 1, "Remove F2P Tests")
+        for path in sorted(branch.tests):
+            data = branch.tests[path]
+            yield b"D " + _quote(path) + b"\n" if data is None else _file(path, data, tree[path].mode)
+    yield b"done\n"
+
+
+def _commit(branch: str, mark: int, parent: int | None, message: str) -> bytes:
+    text = f"commit refs/heads/{branch}\nmark :{mark}\ncommitter {AUTHOR}\ndata {len(message.encode())}\n{message}\n"
+    return (text + (f"from :{parent}\n" if parent else "")).encode()
+
+
+def _file(path: str, data: bytes, mode: str) -> bytes:
+    return b"M " + mode.encode() + b" inline " + _quote(path) + b"\ndata %d\n" % len(data) + data + b"\n"
+
+
+def _quote(path: str) -> bytes:
+    escaped = path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'.encode()
+
+
+def without_tests(tree: Tree, test_ids: Sequence[str]) -> dict[str, bytes]:
+    """New contents of the test files once the functions behind these pytest ids are taken out.
+
+    An id whose function is not written in its file (inherited, generated) leaves the file as it is.
+    """
+    wanted: dict[str, set[tuple[str, ...]]] = {}
+    for test_id in test_ids:
+        path, *names = test_id.split("[", 1)[0].split("::")
+        if names and path in tree and tree[path].mode != "120000":
+            wanted.setdefault(path, set()).add(tuple(names))
+    changed = {}
+    for path, names_of_file in wanted.items():
+        new = _cut(tree[path].data, names_of_file)
+        if new != tree[path].data:
+            changed[path] = new
+    return changed
+
+
+def _cut(source: bytes, names: set[tuple[str, ...]]) -> bytes:
+    try:
+        module = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return source
+    lines = source.splitlines(keepends=True)
+    replaced: dict[int, bytes] = {}
+    _mark(module.body, None, names, lines, replaced)
+    kept = [replaced.get(number, line) for number, line in enumerate(lines, 1)]
+    new = b"".join(kept)
+    try:
+        ast.parse(new)
+    except (SyntaxError, ValueError):
+        return source
+    return new
+
+
+def _mark(
+    body: Sequence[ast.stmt],
+    prefix: tuple[str, ...] | None,
+    names: set[tuple[str, ...]],
+    lines: Sequence[bytes],
+    replaced: dict[int, bytes],
+) -> None:
+    """Note which lines go; a block (any body but the module's, whose prefix is None) that loses all gets `pass`."""
+    gone = []
+    for statement in body:
+        name = (*(prefix or ()), getattr(statement, "name", ""))
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) and name in names:
+            gone.append(statement)
+        elif isinstance(statement, ast.ClassDef):
+            _mark(statement.body, name, names, lines, replaced)
+        elif isinstance(statement, ast.If | ast.Try):
+            for block in (statement.body, statement.orelse):
+                _mark(block, prefix or (), names, lines, replaced)
+    for statement in gone:
+        first = min([statement.lineno, *(d.lineno for d in statement.decorator_list)])
+        for number in range(first, (statement.end_lineno or first) + 1):
+            replaced[number] = b""
+        if prefix is not None and len(gone) == len(body) and statement is gone[-1]:
+            replaced[first] = b" " * statement.col_offset + b"pass\n"
