@@ -39,6 +39,7 @@ def version() -> None:
 
 app.add_typer(data.app, name="data")
 train.register(app)
+model.register(app)
 evaluate.register(app)
 grade.register(app)
 app.add_typer(recipe.app, name="recipe")

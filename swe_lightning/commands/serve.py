@@ -34,7 +34,9 @@ def model(
     host: Host = "127.0.0.1",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     version: Annotated[int, typer.Option(min=0, help="Weight version these weights have.")] = 0,
-    max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and response; default: the model's.")] = None,
+    max_context: Annotated[
+        int | None, typer.Option(help="Tokens of prompt and response; default: the model's.")
+    ] = None,
 ) -> None:
     """The embedded inference server (OpenAI-compatible, CPU)."""
     from swe_lightning.policy.server import serve

@@ -17,9 +17,13 @@ def register(app: typer.Typer) -> None:
 
 def train(
     recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of a built-in one.")],
-    run: Annotated[Path | None, typer.Option(help="Run directory; default runs/<name>. An unfinished run resumes.")] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Run directory; default runs/<name>. An unfinished run resumes.")
+    ] = None,
     overrides: SetOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and check it; run nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved recipe and check it; run nothing.")
+    ] = False,
 ) -> None:
     """Train by rollout-level GRPO through the real harness."""
     import yaml

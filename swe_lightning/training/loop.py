@@ -57,6 +57,18 @@ def train(recipe: Recipe, run_dir: Path, *, console: Console | None = None) -> R
     return run
 
 
+def warm_up(recipe: Recipe, run_dir: Path, *, console: Console | None = None) -> Path:
+    """Only the warm start of `train`; the run goes on from there when it is trained."""
+    run = RunDir(run_dir)
+    run.open(recipe)
+    run.lock()
+    try:
+        with StopOnSignal() as stop, Reporter(run, recipe, console) as reporter:
+            return initial_model(recipe, run, reporter, load_tasks(recipe.tasks.train), stop)
+    finally:
+        run.unlock()
+
+
 class Loop:
     """One run's loop; owns the training worker and the stack while it runs."""
 

@@ -1,0 +1,119 @@
+"""`swel data ...`: make tasks, clean them, look at them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(help="Make, clean and inspect task files.", no_args_is_help=True)
+
+Input = Annotated[
+    list[str], typer.Option("--input", help="Task file (JSONL, JSON, parquet; gz, zst) or hub data set. Repeatable.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def synth(
+    out: Annotated[Path, typer.Option(help="Directory for tasks.jsonl and the repositories.")],
+    pypi: Annotated[
+        list[str] | None, typer.Option(help="Package NAME==VERSION to make training tasks from. Repeatable.")
+    ] = None,
+    held_out: Annotated[list[str] | None, typer.Option(help="The same, for held-out tasks. Repeatable.")] = None,
+    repo: Annotated[Path | None, typer.Option(help="A local git repository to make tasks from.")] = None,
+    manifest: Annotated[str | None, typer.Option(help="Manifest of known bugs; `demo` is the built-in one.")] = None,
+    write_manifest: Annotated[Path | None, typer.Option(help="Save what was found as a manifest.")] = None,
+    tasks_per_package: Annotated[int, typer.Option(min=1, help="Tasks to look for in each package.")] = 20,
+    kind: Annotated[list[str] | None, typer.Option(help="Only these kinds of bugs. Repeatable.")] = None,
+    one_edit: Annotated[bool, typer.Option(help="Only bugs that one simple line edit repairs.")] = False,
+    test_cmd: Annotated[str | None, typer.Option(help="Test command of --repo; default: python -m pytest -q.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Test runs at once.")] = 2,
+    timeout_s: Annotated[float, typer.Option(help="Wall time of one test run.")] = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Turn packages or a repository into SWE-smith-style tasks by injecting bugs, validated by their tests."""
+    from data_pipeline import commands
+    from data_pipeline.manifest import DEMO_MANIFEST
+
+    chosen = DEMO_MANIFEST if manifest == "demo" else Path(manifest) if manifest else None
+    _print(
+        commands.synth(
+            out=out, pypi=pypi or [], held_out=held_out or [], repo=repo, manifest=chosen,
+            write_manifest=write_manifest, tasks_per_package=tasks_per_package, kinds=kind or [], one_edit=one_edit, seed=seed, workers=workers,
+            timeout_s=timeout_s, test_cmd=test_cmd,
+        ),
+        as_json,
+    )  # fmt: skip
+
+
+@app.command("filter")
+def filter_tasks(
+    inputs: Input,
+    out: Annotated[Path, typer.Option(help="Directory for train.jsonl, val.jsonl, dropped.jsonl, report.md.")],
+    max_tests: Annotated[int, typer.Option(min=1, help="Most FAIL_TO_PASS + PASS_TO_PASS tests of a task.")] = 200,
+    split: Annotated[
+        str, typer.Option(help="stratified, repository, or role (column written by synth).")
+    ] = "stratified",
+    val_size: Annotated[int, typer.Option(min=0, help="Validation tasks (stratified, repository).")] = 400,
+    held_out_repo: Annotated[list[str] | None, typer.Option(help="Repository for validation only. Repeatable.")] = None,
+    probe: Annotated[str | None, typer.Option(help="Difficulty probe: recipe whose model attempts each task.")] = None,
+    probe_ckpt: Annotated[str | None, typer.Option(help="Model directory for --probe; default: the recipe's.")] = None,
+    probe_k: Annotated[int, typer.Option(min=1, help="Attempts per task.")] = 4,
+    probe_results: Annotated[Path | None, typer.Option(help="Results measured elsewhere instead of --probe.")] = None,
+    none_solved: Annotated[int, typer.Option(min=0, help="Tasks nobody solved to keep (seeded sample).")] = 1000,
+    seed: Annotated[int, typer.Option(help="Seed of split and samples.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Clean task rows and split them; every row that leaves is in the ledger with its reason."""
+    from data_pipeline import commands
+
+    runner = None
+    if probe:
+        from swe_lightning.evaluation.probing import probe_runner
+
+        runner = probe_runner(probe, probe_ckpt, out)
+    _print(
+        commands.filter(
+            inputs=inputs, out=out, max_tests=max_tests, split=split, val_size=val_size,
+            held_out_repos=held_out_repo or [], run_rollouts=runner, probe_k=probe_k, probe_results=probe_results,
+            none_solved=none_solved, seed=seed,
+        ),
+        as_json,
+    )  # fmt: skip
+
+
+@app.command()
+def stats(inputs: Input, as_json: AsJson = False) -> None:
+    """Count a task file: repositories, tests per task, issue lengths, kinds of bugs."""
+    from data_pipeline import commands
+
+    _print(commands.stats(inputs=inputs), as_json)
+
+
+@app.command()
+def show(instance_id: str, inputs: Input, as_json: AsJson = False) -> None:
+    """Show one task."""
+    from data_pipeline import commands
+
+    _print(commands.show(inputs=inputs, instance_id=instance_id), as_json)
+
+
+def _print(data: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(data, indent=2, default=str))
+        return
+    width = max((len(key) for key in data), default=0)
+    for key, value in data.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{k} {v}" for k, v in value.items()) or "-"
+        elif isinstance(value, list):
+            value = (
+                f"{len(value)}: " + ", ".join(map(str, value[:5])) + (" ..." if len(value) > 5 else "")
+                if value
+                else "-"
+            )
+        typer.echo(f"{key:{width}}  {value}")
