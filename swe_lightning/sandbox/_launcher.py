@@ -242,6 +242,8 @@ class Launcher:
             info = os.stat(request["tree"])
             if self.box_uid is not None and info.st_uid != self.box_uid:
                 namespace = mapping_namespace(info.st_uid, info.st_gid, self.box_uid)
+            elif self.box_uid is None and info.st_uid != os.getuid():
+                why_copy = "another user's files could not be changed through an overlay"
         except OSError as error:
             why_copy = str(error)
         pid = os.fork()
@@ -257,7 +259,7 @@ class Launcher:
 
     def _become_box(self, request: dict[str, Any], fds: list[int], namespace: int | None, copy: bool) -> NoReturn:
         box_socket, stderr, seccomp, *files = fds
-        for path in request["cgroup_procs"]:
+        for path in request["cgroup_joins"]:
             with open(path, "w") as f:
                 f.write("0")
         call("unshare", CLONE_NEWNS)

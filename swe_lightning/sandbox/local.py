@@ -14,6 +14,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 import select
 import signal
@@ -198,8 +199,7 @@ class LocalBackend:
                     os.close(fd)
             cgroups.remove(groups)
             if isinstance(error, OSError):
-                said = os.pread(errors, 2000, 0).decode(errors="replace").strip()
-                raise SandboxStartError(f"cannot start a sandbox: {said or error}") from error
+                raise start_error(os.pread(errors, 2000, 0).decode(errors="replace").strip() or str(error)) from error
             raise
         finally:
             os.close(errors)
@@ -229,7 +229,7 @@ class LocalBackend:
             "tree": str(tree.absolute()),
             "disk_mb": limits.disk_mb,
             "inodes": INODES,
-            "cgroup_procs": [str(g / "cgroup.procs") for g in groups],
+            "cgroup_joins": [str(cgroups.join_file(g)) for g in groups],
         }
         sock = self._ready_launcher()
         filter_fd = os.memfd_create("seccomp")  # bubblewrap reads it to its end: a descriptor per box
@@ -281,12 +281,37 @@ class LocalBackend:
         if "error" in reply:
             process.wait(10)
             if reply["errno"] in (errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EINVAL, errno.ENOSYS):
-                from swe_lightning.sandbox.check import why_no_namespaces
-
                 raise MissingPart(why_no_namespaces(reply["error"]))
             raise SandboxStartError(f"the sandbox launcher failed: {reply['error']}")
         self.overlay = bool(reply["overlay"])
         return process, ours
+
+
+def start_error(said: str) -> SandboxStartError | MissingPart:
+    """bubblewrap's own words, unless they mean that this machine can start no box at all."""
+    if "namespace" in said or "setting up uid map" in said:
+        return MissingPart(why_no_namespaces(said))
+    return SandboxStartError(f"cannot start a sandbox: {said}")
+
+
+def why_no_namespaces(detail: str) -> str:
+    """One sentence for a machine that forbids user namespaces, with the setting to change where it is known."""
+    switches = {
+        "/proc/sys/user/max_user_namespaces": ("0", "sysctl user.max_user_namespaces=10000"),
+        "/proc/sys/kernel/unprivileged_userns_clone": ("0", "sysctl kernel.unprivileged_userns_clone=1"),
+        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": (
+            "1",
+            "sysctl kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
+    }
+    for path, (bad, cure) in switches.items():
+        with contextlib.suppress(OSError):
+            if Path(path).read_text().strip() == bad:
+                return f"local sandboxes need user namespaces, which this machine forbids: allow them with `{cure}`"
+    return (
+        f"local sandboxes need user and mount namespaces, which this machine forbids ({detail}); "
+        "in a container, start it with --security-opt seccomp=unconfined --security-opt apparmor=unconfined"
+    )
 
 
 def settings(limits: Limits, *, watch: bool) -> list[bytes]:
@@ -294,7 +319,6 @@ def settings(limits: Limits, *, watch: bool) -> list[bytes]:
     values = {
         "output_bytes": limits.output_bytes,
         "watch_bytes": limits.memory_mb << 20 if watch else 0,
-        "NPROC": limits.pids,
         "DATA": limits.memory_mb << 20,
         "FSIZE": limits.disk_mb << 20,
         "NOFILE": 4096,
@@ -302,7 +326,14 @@ def settings(limits: Limits, *, watch: bool) -> list[bytes]:
         "MSGQUEUE": 0,
         "MEMLOCK": 1 << 16,
     }
+    if kernel() >= (5, 14):  # older ones count all of the user's processes, in every box and outside
+        values["NPROC"] = limits.pids
     return [f"{k}={v}".encode() for k, v in values.items()]
+
+
+def kernel() -> tuple[int, int]:
+    major, minor = re.findall(r"\d+", os.uname().release)[:2]
+    return int(major), int(minor)
 
 
 def unprivileged_uid() -> int | None:

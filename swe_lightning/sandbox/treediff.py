@@ -18,6 +18,8 @@ from swe_lightning.sandbox.base import FileState, TreeDiff
 
 MAX_FILE_BYTES = 32 << 20
 MAX_TOTAL_BYTES = 128 << 20
+MAX_DEPTH = 100
+MAX_NOTES = 1000
 OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
 DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -137,6 +139,9 @@ class Reader:
             if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
                 self._gone(here)
             elif stat.S_ISDIR(info.st_mode):
+                if here.count("/") >= MAX_DEPTH:
+                    self._note(here, "too deep for a patch")
+                    continue
                 fd = _open(name, DIR_FLAGS, directory)
                 try:
                     if not self.base.is_dir(here):
@@ -173,13 +178,17 @@ class Reader:
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
-            self.left_out.append(f"{path}: {error}")
+            self._note(path, str(error))
             if self.base.exists(path) and not stat.S_ISREG(info.st_mode):
                 self.found[path] = None
             return
         if state != self.base.get(path):
             self.room -= len(state.data)
             self.found[path] = state
+
+    def _note(self, path: str, why: str) -> None:
+        if len(self.left_out) < MAX_NOTES:
+            self.left_out.append(f"{path}: {why}")
 
     # -- copies
 
@@ -200,6 +209,9 @@ class Reader:
         for name, info in _list(directory):
             here = f"{path}/{name}" if path else name
             if stat.S_ISDIR(info.st_mode):
+                if here.count("/") >= MAX_DEPTH:
+                    self._note(here, "too deep for a patch")
+                    continue
                 fd = _open(name, DIR_FLAGS, directory)
                 try:
                     self._copied(fd, here, unchanged, seen)
