@@ -107,3 +107,68 @@ def _quartiles(values: Sequence[int]) -> dict[str, int]:
     return {
         name: values[last * part // 4] for name, part in (("min", 0), ("q1", 1), ("median", 2), ("q3", 3), ("max", 4))
     }
+
+
+def filter(
+    *,
+    inputs: Sequence[str],
+    out: Path,
+    seed: int = 0,
+    hub_split: str = "train",
+    test_cap: int = 200,
+    branches: Path | None = None,
+    probe_results: Path | None = None,
+    run_rollouts: Any = None,
+    k: int = 4,
+    keep_none_solved: int = 1000,
+    split: str = "auto",
+    val_size: int | None = None,
+    held_out_repos: Sequence[str] = (),
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Clean and split task files into OUT; returns the report (also in OUT/report.json).
+
+    `branches` is a JSON file {repository or image: [branch names]} for rows without a local repository.
+    `run_rollouts` (see probe.RunRollouts) turns the difficulty probe on; `probe_results` imports one.
+    """
+    from typing import get_args
+
+    from data_pipeline.pipeline import FilterSettings, run_filter
+    from data_pipeline.split import Mode
+
+    if split not in get_args(Mode):
+        raise UserError(f"--split {split}: choose one of {', '.join(get_args(Mode))}")
+    if k < 1 or test_cap < 1 or (val_size is not None and val_size < 1):
+        raise UserError("--k, --test-cap and --val-size must be at least 1")
+    settings = FilterSettings(
+        seed=seed,
+        hub_split=hub_split,
+        test_cap=test_cap,
+        k=k,
+        keep_none_solved=keep_none_solved,
+        split=split,  # type: ignore[arg-type]
+        val_size=val_size,
+        held_out_repos=tuple(held_out_repos),
+    )
+    result = run_filter(
+        inputs,
+        out,
+        settings,
+        branches=_branch_table(branches) if branches else None,
+        probe_results=probe_results,
+        run_rollouts=run_rollouts,
+        overwrite=overwrite,
+    )
+    return result.report
+
+
+def _branch_table(file: Path) -> dict[str, list[str]]:
+    import json
+
+    try:
+        table = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read branches {file}: {error}") from error
+    if not isinstance(table, dict) or not all(isinstance(names, list) for names in table.values()):
+        raise DataError(f"{file}: must be a JSON object of repository or image -> list of branch names")
+    return table

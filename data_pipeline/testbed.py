@@ -17,6 +17,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,7 @@ class Testbed:
         return self.backend.create(directory, env=dict(self.plan.env), label="synth", files=files or {})
 
 
+@lru_cache(maxsize=1)
 def _environment_name() -> str:
     from swe_lightning.sandbox.pyenv import test_environment
 
