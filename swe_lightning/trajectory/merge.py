@@ -82,13 +82,18 @@ def assemble(calls: Sequence[ModelCall], places: Sequence[Place | None]) -> Asse
 
 
 def _longest_open_row(prompt: Node) -> tuple[int | None, Node]:
-    """(row whose end is deepest on the way to `prompt`, deepest node there that any row holds). Takes the row's end."""
+    """(row whose end is deepest on the way to `prompt`, deepest node there that any row holds).
+
+    Takes the row's end away. Of rows with equal ids the one opened first is meant.
+    """
     node, known = prompt, None
     while True:
         if known is None and node.owner is not None:
             known = node
         if node.rows:
-            return node.rows.pop(0), node
+            first = min(node.rows)
+            node.rows.remove(first)
+            return first, node
         if node.parent is None:
             return None, known or node
         node = node.parent
