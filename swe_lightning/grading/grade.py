@@ -68,6 +68,7 @@ class Grader:
         self._backend, self._section = backend, section
         self._limits = limits or Limits()
         self._memo = VerdictMemo(memo) if memo is not None and section.remember_verdicts else None
+        self._trees: dict[tuple[str | None, str], Path] = {}
         self._controls: dict[str, str] = {}
         self._control_once = KeyedLock()
 
@@ -95,8 +96,11 @@ class Grader:
         return verdict
 
     def _tree(self, task: Task) -> Path:
+        key = (task.repo_path, task.instance_id)
         try:
-            return pristine_tree(task)
+            if key not in self._trees or not self._trees[key].is_dir():
+                self._trees[key] = pristine_tree(task)
+            return self._trees[key]
         except InfraError as error:
             raise GradingError(f"{task.instance_id}: {error}", error.reason) from error
 

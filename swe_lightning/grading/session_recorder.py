@@ -36,6 +36,14 @@ CORE = [
     "pluggy._manager",
     "unittest.case",
 ]
+DECISIVE = (
+    "pytest_runtest_protocol",
+    "pytest_runtest_call",
+    "pytest_pyfunc_call",
+    "pytest_runtest_makereport",
+    "pytest_runtest_logreport",
+    "pytest_runtestloop",
+)
 WORST_LAST = ("PASSED", "XPASS", "XFAIL", "SKIPPED", "FAILED", "ERROR")
 
 
@@ -48,9 +56,16 @@ def core_functions():
                 found[module_name, name] = (value, value.__code__)
             elif isinstance(value, type) and value.__module__ == module_name:
                 for attribute, member in list(vars(value).items()):
+                    member = getattr(member, "__func__", getattr(member, "fget", member))  # class methods, properties
                     if isinstance(member, FunctionType):
                         found[module_name, f"{name}.{attribute}"] = (member, member.__code__)
     return found
+
+
+def hook_functions(config):
+    """Functions behind the hooks that can change a result."""
+    impls = [impl for name in DECISIVE for impl in getattr(config.hook, name).get_hookimpls()]
+    return {impl.function for impl in impls}
 
 
 def make_recorder(key, home):
@@ -68,7 +83,7 @@ def make_recorder(key, home):
         del os.environ["PYTHONPATH"]
     owner = os.getpid()
     statuses: dict[str, str] = {}
-    state = {"session": None, "core": core_functions(), "replaced": ""}
+    state = {"session": None, "core": core_functions(), "hooks": set(), "replaced": ""}
 
     def seal(payload):
         text = base64.b64encode(zlib.compress(json.dumps(payload).encode(), 1)).decode()
@@ -81,13 +96,16 @@ def make_recorder(key, home):
         statuses[nodeid] = max(before, status, key=WORST_LAST.index)
 
     def check_core():
+        """Note what was replaced since the start, and hooks added since by anything but a conftest."""
         now = core_functions()
-        if not state["replaced"]:
-            for name, was in state["core"].items():
-                is_now = now.get(name)
-                if is_now is None or is_now[0] is not was[0] or is_now[1] is not was[1]:
-                    state["replaced"] = ".".join(name)
-                    return
+        for name, was in state["core"].items():
+            is_now = now.get(name)
+            if is_now is None or is_now[0] is not was[0] or is_now[1] is not was[1]:
+                state["replaced"] = state["replaced"] or ".".join(name)
+        for function in hook_functions(state["session"].config) - state["hooks"]:
+            code = getattr(function, "__code__", None)
+            if code is None or os.path.basename(code.co_filename) != "conftest.py":
+                state["replaced"] = state["replaced"] or f"hook {getattr(function, '__name__', function)}"
 
     def raised_by_tests(item, excinfo):
         """Whether pytest.xfail() was called by a test file: code under test must not excuse its own failures."""
@@ -101,6 +119,7 @@ def make_recorder(key, home):
     class Recorder:
         def pytest_sessionstart(self, session):
             state["session"] = session
+            state["hooks"] = hook_functions(session.config)
 
         @pytest.hookimpl(trylast=True)
         def pytest_collection_modifyitems(self, config, items):
