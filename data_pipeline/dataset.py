@@ -16,7 +16,7 @@ import orjson
 
 from data_pipeline.issue_text import issue_text
 from data_pipeline.packages import Package
-from data_pipeline.repos import Branch, branch_names, bug_patch, build_repository, without_tests
+from data_pipeline.repos import Branch, bug_patches, build_repository, without_tests
 from data_pipeline.synth import Bug
 from swe_lightning.errors import DataError
 from swe_lightning.rundir import write_atomic
@@ -44,11 +44,9 @@ def package_rows(out_dir: Path, package: Package, bugs: Sequence[Bug]) -> list[d
     relative = f"repos/{package.slug}.git"
     branches = {instance_id(package, bug): _branch(package, bug) for bug in bugs}
     repository = out_dir / relative
-    if not repository.exists() or not set(branches) <= branch_names(repository):
-        build_repository(package.tree, branches.values(), repository)
-    return [
-        task_row(package, bug, relative, bug_patch(repository, name)) for name, bug in zip(branches, bugs, strict=True)
-    ]
+    build_repository(package.tree, branches.values(), repository)
+    patches = bug_patches(repository, list(branches))
+    return [task_row(package, bug, relative, patches[name]) for name, bug in zip(branches, bugs, strict=True)]
 
 
 def instance_id(package: Package, bug: Bug) -> str:

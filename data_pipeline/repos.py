@@ -11,18 +11,21 @@ and dates are fixed, so the same tree and bugs give the same hashes everywhere. 
 from __future__ import annotations
 
 import ast
+import hashlib
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from data_pipeline.trees import Tree
 from swe_lightning.errors import DataError, MissingPart
 
 AUTHOR = "swel data synth <synth@localhost> 1704067200 +0000"
+CLEAN = "Clean tree"
 _GIT_ENV = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
 
 
@@ -35,29 +38,53 @@ class Branch:
     tests: Mapping[str, bytes | None] = field(default_factory=dict)
 
 
-def build_repository(tree: Tree, branches: Iterable[Branch], target: Path) -> str:
-    """Write the bare repository `target` (replaced atomically) and return the hash of its clean commit."""
+def build_repository(tree: Tree, branches: Iterable[Branch], target: Path) -> None:
+    """Write the bare repository `target`, replaced as a whole; one that already holds exactly this is left alone."""
+    stream = b"".join(_stream(tree, branches))
+    digest = hashlib.sha256(stream).hexdigest()
+    mark = target / "swel-digest"
+    if mark.exists() and mark.read_text() == digest:
+        return
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".repo-") as scratch:
         fresh = Path(scratch) / "repo.git"
-        git("init", "-q", "--bare", "--initial-branch=main", str(fresh))
-        # Reflogs, hooks and descriptions would differ from machine to machine and help nobody.
-        shutil.rmtree(fresh / "hooks", ignore_errors=True)
-        git("fast-import", "--quiet", "--date-format=raw", cwd=fresh, stdin=b"".join(_stream(tree, branches)))
+        # Without a template: hooks and descriptions differ from machine to machine and help nobody.
+        git("init", "-q", "--bare", "--template=", "--initial-branch=main", str(fresh))
+        git("fast-import", "--quiet", "--date-format=raw", cwd=fresh, stdin=stream)
+        (fresh / mark.name).write_text(digest)
         if target.exists():
             target.rename(Path(scratch) / "old.git")
         fresh.rename(target)
-    return base_commit(target)
-
-
-def base_commit(repository: Path) -> str:
-    return git("rev-parse", "refs/heads/main", cwd=repository).strip()
 
 
 def clean_commit_of(tree: Tree) -> str:
-    """The hash `build_repository` will give the clean commit; instance ids carry its first eight digits."""
-    with tempfile.TemporaryDirectory(prefix="swel-repo-") as scratch:
-        return build_repository(tree, [], Path(scratch) / "repo.git")
+    """Hash of the clean commit that `build_repository` makes, computed as git does; instance ids carry its start."""
+    root: dict[str, Any] = {}
+    for path, entry in tree.items():
+        *folders, name = path.split("/")
+        node = root
+        for folder in folders:
+            node = node.setdefault(folder, {})
+        node[name] = (entry.mode, _object("blob", entry.data))
+    text = f"tree {_hash_folder(root).hex()}\nauthor {AUTHOR}\ncommitter {AUTHOR}\n\n{CLEAN}"
+    return _object("commit", text.encode()).hex()
+
+
+def _hash_folder(node: dict[str, Any]) -> bytes:
+    """git sorts a folder as if its name ended in a slash."""
+    entries = []
+    for name, child in node.items():
+        if isinstance(child, dict):
+            entries.append((f"{name}/".encode(), b"40000", name, _hash_folder(child)))
+        else:
+            entries.append((name.encode(), child[0].encode(), name, child[1]))
+    return _object(
+        "tree", b"".join(mode + b" " + name.encode() + b"\0" + sha for _, mode, name, sha in sorted(entries))
+    )
+
+
+def _object(kind: str, data: bytes) -> bytes:
+    return hashlib.sha1(b"%s %d\0" % (kind.encode(), len(data)) + data, usedforsecurity=False).digest()
 
 
 def branch_names(repository: Path) -> set[str]:
@@ -66,9 +93,27 @@ def branch_names(repository: Path) -> set[str]:
     return set(text.split())
 
 
-def bug_patch(repository: Path, branch: str) -> str:
-    """Unified diff that introduces the bug (the gold fix is its reverse)."""
-    return git("diff", "--no-color", "--no-ext-diff", "main", f"refs/heads/{branch}~1", cwd=repository)
+def bug_patches(repository: Path, branches: Sequence[str]) -> dict[str, str]:
+    """Branch -> unified diff of its "Bug Patch" commit, which introduces the bug (the gold fix is its reverse)."""
+    commits = git("rev-parse", *(f"refs/heads/{branch}~1" for branch in branches), cwd=repository).split()
+    text = git(
+        "diff-tree",
+        "--stdin",
+        "-p",
+        "-r",
+        "--no-color",
+        cwd=repository,
+        stdin="".join(f"{c}\n" for c in commits).encode(),
+    )
+    patches: dict[str, list[str]] = {}
+    current: list[str] = []
+    wanted = set(commits)
+    for line in text.removesuffix("\n").split("\n"):
+        if line in wanted:
+            current = patches.setdefault(line, [])
+        else:
+            current.append(line + "\n")
+    return {branch: "".join(patches[commit]) for branch, commit in zip(branches, commits, strict=True)}
 
 
 def git(*arguments: str, cwd: Path | None = None, stdin: bytes | None = None) -> str:
@@ -92,7 +137,7 @@ def git(*arguments: str, cwd: Path | None = None, stdin: bytes | None = None) ->
 
 def _stream(tree: Tree, branches: Iterable[Branch]) -> Iterator[bytes]:
     """The fast-import commands: mark 1 is the clean commit."""
-    yield _commit("main", 1, None, "Clean tree")
+    yield _commit("main", 1, None, CLEAN)
     for path in sorted(tree):
         entry = tree[path]
         yield _file(path, entry.data, entry.mode)
@@ -141,10 +186,17 @@ def without_tests(tree: Tree, test_ids: Sequence[str]) -> dict[str, bytes]:
     return changed
 
 
-def _cut(source: bytes, names: set[tuple[str, ...]]) -> bytes:
+@lru_cache(maxsize=64)
+def _parsed(source: bytes) -> ast.Module | None:
     try:
-        module = ast.parse(source)
+        return ast.parse(source)
     except (SyntaxError, ValueError):
+        return None
+
+
+def _cut(source: bytes, names: set[tuple[str, ...]]) -> bytes:
+    module = _parsed(source)
+    if module is None:
         return source
     lines = source.splitlines(keepends=True)
     replaced: dict[int, bytes] = {}
@@ -152,7 +204,7 @@ def _cut(source: bytes, names: set[tuple[str, ...]]) -> bytes:
     kept = [replaced.get(number, line) for number, line in enumerate(lines, 1)]
     new = b"".join(kept)
     try:
-        ast.parse(new)
+        compile(new, "tests", "exec", ast.PyCF_ONLY_AST)
     except (SyntaxError, ValueError):
         return source
     return new

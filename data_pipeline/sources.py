@@ -11,6 +11,7 @@ import ast
 import gzip
 import io
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -70,7 +71,7 @@ def normalise_row(raw: Any, place: str, folder: Path | None = None) -> Row:
     if not row.get("image_name"):
         row["image_name"] = row.get("image") or row.get("docker_image")
     if row.get("repo_path"):
-        row["repo_path"] = str((folder or Path()) / row["repo_path"]) if folder else row["repo_path"]
+        row["repo_path"] = os.path.normpath((folder or Path.cwd()) / row["repo_path"])
     try:
         Task.model_validate(row)
     except ValueError as error:
