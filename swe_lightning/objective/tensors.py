@@ -53,3 +53,18 @@ def _fill(out: dict[str, np.ndarray], where: tuple[int, slice] | slice, row: Row
     out["logprobs"][where] = row.logprobs
     if weight is not None:
         out["weights"][where] = weight
+
+
+def segments(rows: Sequence[Row]) -> list[np.ndarray]:
+    """Labels (tokens of the row,) for policy_loss(segments=...): each sampled reply its own number, 0 elsewhere.
+
+    Only needed where two replies of a row may touch without a token between them.
+    """
+    labels, following = [], 1
+    for row in rows:
+        label = np.zeros(len(row.ids), dtype=np.int64)
+        for start, end, _ in row.spans:
+            label[start:end] = following
+            following += 1
+        labels.append(label)
+    return labels
