@@ -138,7 +138,8 @@ def _random_tensors() -> dict[str, Any]:
 
     kind, keys, *rest = np.random.get_state(legacy=True)
     assert kind == "MT19937"
-    found = {"torch_random": torch.get_rng_state(), "numpy_random": torch.from_numpy(keys.astype(np.int64))}
+    found = {"torch_random": torch.get_rng_state()}
+    found["numpy_random"] = torch.from_numpy(np.asarray(keys).astype(np.int64))
     found["numpy_random_rest"] = torch.tensor([float(x) for x in rest], dtype=torch.float64)
     if torch.cuda.is_available():
         found["cuda_random"] = torch.cuda.get_rng_state()

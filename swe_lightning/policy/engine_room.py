@@ -35,16 +35,18 @@ def import_verl() -> Any:
             import verl  # noqa: F401
             from verl.plugin.platform import get_platform, set_platform
 
-            from swe_lightning.policy import verl_engine, verl_platform  # noqa: F401
+            from swe_lightning.policy import verl_platform
+
+            if get_platform().device_name == "cuda" and not torch.cuda.is_available():
+                # nvidia-smi is there but this torch cannot use the card (CPU build, hidden device). Settled before
+                # verl's engine modules are imported, because they read the device name once.
+                set_platform(verl_platform.CpuPlatform())
+            from swe_lightning.policy import verl_engine  # noqa: F401
         except ModuleNotFoundError as error:
             raise MissingPart(f"training needs {error.name}, which is not installed: {INSTALL}") from error
         # A deprecation note of torch about torch itself, once per process on the first forward pass of FSDP2.
         logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
         platform = get_platform()
-        if platform.device_name == "cuda" and not torch.cuda.is_available():
-            # nvidia-smi is there but this torch cannot use the card (CPU build, hidden device).
-            platform = verl_platform.CpuPlatform()
-            set_platform(platform)
     return platform
 
 

@@ -56,8 +56,8 @@ class Reference:
             self._positions = torch.from_numpy(row * width + token).to(self.device)
             logits = self.model(input_ids=torch.from_numpy(ids).to(self.device), use_cache=False).logits.float()
             logp = torch.log_softmax(logits / self.temperature, dim=-1)
-            values = logp.gather(-1, torch.from_numpy(ids[row, token + 1]).to(self.device)[:, None]).squeeze(-1)
-            values = values.cpu().numpy()
+            chosen = torch.from_numpy(ids[row, token + 1]).to(self.device)
+            values = logp.gather(-1, chosen[:, None]).squeeze(-1).cpu().numpy()
             for place, i in enumerate(part):
                 found[i][token[row == place] + 1] = values[row == place]
         return found

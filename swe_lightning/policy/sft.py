@@ -20,9 +20,12 @@ def warm_start(
     model_dir: Path,
     out: Path,
     rows: Sequence[Row],
-    progress: Callable[[int, float], None] | None = None,
+    progress: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
-    """Train the model in `model_dir` on `rows` as recipe.warm_start says and save it as `out`; returns sft's report."""
+    """Train the model in `model_dir` on `rows` as recipe.warm_start says and save it as `out`; returns sft's report.
+
+    `progress` is called once per optimizer step.
+    """
     if recipe.warm_start is None:
         raise DataError(f"recipe {recipe.name} has no warm_start section")
     from swe_lightning.policy.worker import TrainWorker
@@ -35,10 +38,10 @@ def warm_start(
         lr=plan.lr,
         batch_tokens=plan.batch_tokens,
         seed=recipe.training.seed,
-        on_step=progress,
+        on_step=(lambda step, loss: progress()) if progress else None,
     )
     summary = {key: value for key, value in report.items() if key != "loss"}
-    worker.save(out, state={"warm_start": summary | {"final_loss": report["loss"][-1]}})
+    worker.save(out, state={"warm_start": summary})
     return report
 
 
@@ -50,7 +53,8 @@ def token_batches(rows: Sequence[Row], batch_tokens: int, seed: int) -> Iterator
     usable = [row for row in rows if row.mask[1:].any()]
     if not usable:
         raise DataError("no row holds a trained token (mask 1); supervised training has nothing to learn from")
-    rng, batch, total = random.Random(seed), [], 0
+    rng, total = random.Random(seed), 0
+    batch: list[Row] = []
     while True:
         for row in rng.sample(usable, len(usable)):
             if batch and total + len(row.ids) > batch_tokens:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swe_lightning.objective import losses
+from swe_lightning.objective import correction, losses
 
 if TYPE_CHECKING:
     from swe_lightning.recipe import Algorithm
@@ -32,6 +32,7 @@ class TokenLoss:
     kind: str = SUPERVISED
     clip_low: float = 0.2
     clip_high: float = 0.28
+    dual_clip: float | None = None
     correction: str = "none"
     """none: the ratio is taken against the sampler. tis | mask: against the policy as it was before the update, and
     the distance to the sampler becomes a constant weight."""
@@ -43,6 +44,7 @@ class TokenLoss:
             kind=algorithm.policy_loss,
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
+            dual_clip=algorithm.dual_clip,
             correction=algorithm.off_policy.kind,
             cap=algorithm.off_policy.cap,
         )
@@ -54,7 +56,7 @@ class TokenLoss:
         if self.kind == SUPERVISED:
             loss = -losses.weighted_sum(logprob, weights, mask)
             return loss, {"loss_sum": float(loss.detach()), "trained_tokens": float(mask.sum())}
-        now, sampler = logprob.detach(), data["sampler_logprobs"].values()
+        columns, now, sampler = set(data.keys()), logprob.detach(), data["sampler_logprobs"].values()
         old, is_weights = self._reference_point(data, now, sampler)
         loss, sums = losses.policy_loss(
             logprob,
@@ -64,16 +66,17 @@ class TokenLoss:
             kind=self.kind,  # type: ignore[arg-type]
             clip_low=self.clip_low,
             clip_high=self.clip_high,
+            dual_clip=self.dual_clip,
             is_weights=is_weights,
         )
         metrics = {key: float(value) for key, value in sums.items() if key not in ("loss", "tokens")}
         metrics["trained_tokens"] = float(mask.sum())
         metrics |= _sampler_metrics(now, sampler, is_weights, mask)
-        if "kl_weights" in data.keys():
+        if "kl_weights" in columns:
             penalty = losses.kl_penalty(logprob, data["ref_logprobs"].values())
             loss = loss + losses.weighted_sum(penalty, data["kl_weights"].values(), mask)
             metrics["ref_kl_sum"] = float(penalty.detach()[mask].sum())
-        if "entropy_weights" in data.keys():
+        if "entropy_weights" in columns:
             entropy = model_output["entropy"].values()
             loss = loss - losses.weighted_sum(entropy, data["entropy_weights"].values(), mask)
             metrics["entropy_sum"] = float(entropy.detach()[mask].sum())
@@ -86,17 +89,10 @@ class TokenLoss:
         batch, so the current policy *is* the old one: no extra forward pass."""
         if self.correction == "none":
             return sampler, None
-        if "is_weights" in data.keys():
+        if "is_weights" in set(data.keys()):
             return data["old_logprobs"].values(), data["is_weights"].values()
-        return now, off_policy_weights(now - sampler, self.correction, self.cap)
-
-
-def off_policy_weights(log_ratio: torch.Tensor, kind: str, cap: float) -> torch.Tensor:
-    """Per value of log(trainer / sampler): tis cuts the ratio at `cap`; mask keeps [1/cap, cap] and zeroes the rest."""
-    ratio = log_ratio.clamp(-losses.LOG_RATIO_LIMIT, losses.LOG_RATIO_LIMIT).exp()
-    if kind == "tis":
-        return ratio.clamp(max=cap)
-    return torch.where((ratio >= 1 / cap) & (ratio <= cap), ratio, torch.zeros_like(ratio))
+        weigh = correction.truncate if self.correction == "tis" else correction.masked
+        return now, weigh(now - sampler, self.cap)
 
 
 def _sampler_metrics(
@@ -104,16 +100,16 @@ def _sampler_metrics(
 ) -> dict[str, float]:
     """How far the trainer's policy is from what the inference engine reported, on trained tokens."""
     delta = (now - sampler)[mask]
-    ratio = delta.clamp(-losses.LOG_RATIO_LIMIT, losses.LOG_RATIO_LIMIT).exp()
+    ratio = correction.ratio(delta)
     found = {
-        "sampler_kl_sum": float((ratio - 1 - delta).sum()),
-        "sampler_diff_max": float(delta.abs().max()) if delta.numel() else 0.0,
+        "off_policy_kl_sum": float((ratio - 1 - delta).sum()),
+        "off_policy_ratio_sum": float(ratio.sum()),
+        "off_policy_ratio_max": float(ratio.max()) if ratio.numel() else 0.0,
+        "off_policy_diff_max": float(delta.abs().max()) if delta.numel() else 0.0,
     }
     if is_weights is not None:
-        kept = is_weights[mask]
-        found["is_weight_sum"] = float(kept.sum())
-        found["is_weight_max"] = float(kept.max()) if kept.numel() else 0.0
-        found["is_clipped"] = float((kept != ratio).sum())
+        found["off_policy_weight_sum"] = float(is_weights[mask].sum())
+        found["off_policy_clipped"] = float((is_weights[mask] != ratio).sum())
     return found
 
 
@@ -121,12 +117,13 @@ def summarise(parts: Mapping[str, list[float]]) -> dict[str, float]:
     """Sums and maxima of micro-batches -> means over trained tokens, maxima, and counts."""
     total = {key: max(values) if key.endswith("_max") else sum(values) for key, values in parts.items()}
     tokens = total.pop("trained_tokens", 0.0)
-    result = {"loss": total.pop("loss_sum", 0.0), "trained_tokens": tokens}
+    result: dict[str, float] = {"loss": total.pop("loss_sum", 0.0), "trained_tokens": round(tokens)}
     for key, value in total.items():
         if key.endswith("_max"):
             result[key] = value
         elif key.endswith("_sum"):
-            result[f"{key[:-4]}_mean" if key[:-4] in ("ratio", "is_weight") else key[:-4]] = value / max(tokens, 1.0)
+            name = key[:-4]
+            result[f"{name}_mean" if name.endswith(("ratio", "weight")) else name] = value / max(tokens, 1.0)
         else:
             result[f"{key}_share"] = value / max(tokens, 1.0)
     return result

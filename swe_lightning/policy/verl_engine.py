@@ -41,7 +41,7 @@ class MaskedHeadEngine(FSDPEngineWithLMHead):
         """The worker sets the learning rate before each step; a second schedule would only disagree."""
         return None
 
-    def _build_optimizer(self, module: torch.nn.Module) -> torch.optim.Optimizer:
+    def _build_optimizer(self, module: Any) -> torch.optim.Optimizer:
         self.module = module
         head = module.get_output_embeddings()
         head.register_forward_pre_hook(self._keep_selected)
@@ -57,7 +57,7 @@ class MaskedHeadEngine(FSDPEngineWithLMHead):
         """Cut into micro-batches, run each through verl's own pass, put the outputs back in order."""
         lengths = data["input_ids"].offsets().diff().tolist()
         cuts = micro_batches(lengths, int(data["max_token_len_per_gpu"]))
-        outputs: list[dict[str, Any]] = []
+        outputs: list[Any] = []
         try:
             for number, rows in enumerate(cuts):
                 part = data if len(cuts) == 1 and rows == list(range(len(lengths))) else take_rows(data, rows)
@@ -124,7 +124,8 @@ def take_rows(data: TensorDict, rows: list[int]) -> TensorDict:
     starts, lengths = offsets[:-1][index], offsets.diff()[index]
     shift = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     flat = torch.repeat_interleave(starts - shift[:-1], lengths) + torch.arange(int(shift[-1]))
-    tensors, rest = {}, {}
+    tensors: dict[str, torch.Tensor | list[Any]] = {}
+    rest: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, torch.Tensor) and value.is_nested:
             values = value.values()
@@ -136,7 +137,7 @@ def take_rows(data: TensorDict, rows: list[int]) -> TensorDict:
     return tu.get_tensordict(tensor_dict=tensors, non_tensor_dict=rest)
 
 
-def _join(outputs: list[dict[str, Any]], order: list[int]) -> dict[str, Any]:
+def _join(outputs: list[Any], order: list[int]) -> dict[str, Any]:
     """Outputs of the micro-batches as verl returns those of one batch, rows in their original order."""
     model_output: dict[str, Any] = {}
     for key in outputs[0]["model_output"]:

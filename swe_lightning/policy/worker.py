@@ -66,42 +66,40 @@ class TrainWorker:
         """One optimizer step per mini-batch. Metrics are means over trained tokens, except maxima and counts."""
         from swe_lightning.policy.token_loss import summarise
 
-        started, parts, steps = time.monotonic(), _mini_batches(batch, self.training, self.algorithm), 0
-        columns = [self._columns(rows, weights) for rows, weights in parts]
-        if self.loss.correction != "none" and (len(parts) > 1 or self.algorithm.off_policy.level == "sequence"):
-            # The policy before the first step is the reference point of all of them.
-            for (rows, _), column in zip(parts, columns, strict=True):
-                column |= self._off_policy(rows, self._forward(rows))
+        started = time.monotonic()
         sums: dict[str, list[float]] = {}
-        norms, used, tokens = [], 0, 0
-        for (rows, _), column in zip(parts, columns, strict=True):
-            keep = [i for i in range(len(rows)) if _has_weight(column, i)]
+        norms: list[float] = []
+        rate, used, tokens = self._learning_rate(), 0, 0
+        for rows, columns in self._prepare(batch):
+            keep = [i for i in range(len(rows)) if _has_weight(columns, i)]
             if not keep:
                 continue
-            rows = [rows[i] for i in keep]
-            found = self._step(rows, {k: [v[i] for i in keep] for k, v in column.items()}, self._learning_rate())
+            rows, rate = [rows[i] for i in keep], self._learning_rate()
+            found = self._step(rows, {name: [values[i] for i in keep] for name, values in columns.items()}, rate)
             norms.append(found.pop("grad_norm"))
             for key, values in found.items():
                 sums.setdefault(key, []).extend(values)
-            steps, used, tokens = steps + 1, used + len(rows), tokens + sum(len(r.ids) for r in rows)
-        seconds = time.monotonic() - started
-        return summarise(sums) | {
-            "grad_norm": max(norms, default=0.0),
-            "lr": self._learning_rate(),
-            "optimizer_steps": float(steps),
-            "rows": float(used),
-            "rows_without_weight": float(len(batch.rows) - used),
-            "tokens": float(tokens),
+            used, tokens = used + len(rows), tokens + sum(len(row.ids) for row in rows)
+        seconds, metrics = time.monotonic() - started, summarise(sums)
+        return metrics | {
+            "loss": metrics["loss"] / max(len(norms), 1),
+            "grad_norm": float(np.mean(norms)) if norms else 0.0,
+            "lr": rate,
+            "optimizer_steps": len(norms),
+            "rows": used,
+            "rows_without_weight": len(batch.rows) - used,
+            "tokens": tokens,
             "seconds": seconds,
             "tokens_per_second": tokens / max(seconds, 1e-9),
         }
 
     def gradients(self, batch: Batch) -> dict[str, np.ndarray]:
-        """The gradient of the whole batch as `update` would step on it, by parameter name; weights stay as they are."""
-        column = self._columns(batch.rows, batch.weights)
+        """The gradient by parameter name, summed over the mini-batches of `batch`; nothing is stepped or clipped."""
         with self.engine.train_mode():
             self.engine.optimizer_zero_grad()
-            self.engine.forward_backward_batch(self._pack(batch.rows, column), self.loss)
+            for rows, columns in self._prepare(batch):
+                if rows:
+                    self.engine.forward_backward_batch(self._pack(rows, columns), self.loss)
             return {
                 name: checkpoint.full(parameter.grad).cpu().numpy().copy()
                 for name, parameter in self.engine.module.named_parameters()
@@ -152,6 +150,8 @@ class TrainWorker:
         seconds = time.monotonic() - started
         return {
             "loss": history,
+            "loss_first": history[0] if history else 0.0,
+            "loss_last": history[-1] if history else 0.0,
             "steps": len(history),
             "tokens": tokens,
             "seconds": seconds,
@@ -179,14 +179,34 @@ class TrainWorker:
         """Constant after a linear warm-up that starts above zero."""
         return self.training.lr * min(1.0, (self.optimizer_steps + 1) / (self.training.lr_warmup_steps + 1))
 
-    def _columns(self, rows: Sequence[Row], weights: Sequence[np.ndarray]) -> dict[str, Sequence[np.ndarray]]:
-        columns: dict[str, Sequence[np.ndarray]] = {"weights": weights, "sampler_logprobs": [r.logprobs for r in rows]}
-        kl, entropy = self.algorithm.kl_coef, self.algorithm.entropy_coef
+    def _prepare(self, batch: Batch) -> list[tuple[list[Row], dict[str, Sequence[np.ndarray]]]]:
+        """Mini-batches with every column their loss reads. Extra forward passes happen here and only where needed."""
+        from swe_lightning.objective import mini_batches
+        from swe_lightning.objective.correction import correct
+
+        count, policy = self.training.mini_batches, self.algorithm.off_policy
+        parts = mini_batches(batch, self.algorithm, count, seed=self.optimizer_steps) if count > 1 else [batch]
+        prepared = [(part.rows, self._columns(part)) for part in parts]
+        if self.loss.correction != "none" and (count > 1 or policy.level == "sequence"):
+            # The policy before the first step is the reference point of all of them.
+            for rows, columns in prepared:
+                old = self._forward(rows)
+                columns |= {"old_logprobs": old, "is_weights": correct(rows, old, policy)[0]}
+        return prepared
+
+    def _columns(self, batch: Batch) -> dict[str, Sequence[np.ndarray]]:
+        rows, kl, entropy = batch.rows, self.algorithm.kl_coef, self.algorithm.entropy_coef
+        columns: dict[str, Sequence[np.ndarray]] = {
+            "weights": batch.weights,
+            "sampler_logprobs": [row.logprobs for row in rows],
+        }
         if not rows or not (kl > 0 or entropy > 0):
             return columns
-        from swe_lightning.objective import token_weights
+        from swe_lightning.objective import uniform_weights
 
-        even = token_weights(rows, {row.rollout_id: 1.0 for row in rows}, self.algorithm.normalisation)
+        even = batch.kl_weights or uniform_weights(
+            rows, self.algorithm.normalisation, constant_tokens=self.algorithm.constant_tokens
+        )
         if kl > 0:
             assert self.reference is not None
             columns["kl_weights"] = [kl * w for w in even]
@@ -194,21 +214,6 @@ class TrainWorker:
         if entropy > 0:
             columns["entropy_weights"] = [entropy * w for w in even]
         return columns
-
-    def _off_policy(self, rows: Sequence[Row], old: Sequence[np.ndarray]) -> dict[str, Sequence[np.ndarray]]:
-        import torch
-
-        from swe_lightning.policy.token_loss import off_policy_weights
-
-        kind, cap = self.algorithm.off_policy.kind, self.algorithm.off_policy.cap
-        ratios = [np.where(r.mask == 1, o - r.logprobs, 0.0) for r, o in zip(rows, old, strict=True)]
-        if self.algorithm.off_policy.level == "sequence":
-            total: dict[str, float] = {}
-            for row, ratio in zip(rows, ratios, strict=True):
-                total[row.rollout_id] = total.get(row.rollout_id, 0.0) + float(ratio.sum(dtype=np.float64))
-            ratios = [np.full(len(row.ids), total[row.rollout_id], np.float32) for row in rows]
-        weights = [off_policy_weights(torch.as_tensor(r, dtype=torch.float32), kind, cap).numpy() for r in ratios]
-        return {"old_logprobs": old, "is_weights": weights}
 
     def _step(self, rows: Sequence[Row], columns: Columns, lr: float) -> dict[str, Any]:
         """Forward, backward, clip, one AdamW step through verl; metrics per micro-batch and the gradient norm."""
@@ -261,28 +266,6 @@ class TrainWorker:
         tu.assign_non_tensor(data, compute_loss=False)
         flat = self.worker.infer_batch(data)["log_probs"]
         return [_right(values.numpy()) for values in flat.unbind()]
-
-
-def _mini_batches(
-    batch: Batch, training: Training, algorithm: Algorithm
-) -> list[tuple[list[Row], Sequence[np.ndarray]]]:
-    """Whole groups, in order of appearance, cut into training.mini_batches parts. Several parts: weights are taken anew
-    from the advantages, because R (or the token count) of the normalisation is that of the part."""
-    groups = list(dict.fromkeys(row.group_id or row.rollout_id for row in batch.rows))
-    count = min(training.mini_batches, max(len(groups), 1))
-    if count == 1:
-        return [(list(batch.rows), batch.weights)]
-    from swe_lightning.objective import token_weights
-
-    part_of = {group: index * count // len(groups) for index, group in enumerate(groups)}
-    parts: list[list[Row]] = [[] for _ in range(count)]
-    for row in batch.rows:
-        parts[part_of[row.group_id or row.rollout_id]].append(row)
-    found: list[tuple[list[Row], Sequence[np.ndarray]]] = []
-    for rows in parts:
-        named = {row.rollout_id: batch.advantages.get(row.rollout_id) for row in rows}
-        found.append((rows, token_weights(rows, named, algorithm.normalisation)))
-    return found
 
 
 def _has_weight(columns: Columns, row: int) -> bool:
