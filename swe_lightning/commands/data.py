@@ -42,48 +42,72 @@ def synth(
     chosen = DEMO_MANIFEST if manifest == "demo" else Path(manifest) if manifest else None
     _print(
         commands.synth(
-            out=out, pypi=pypi or [], held_out=held_out or [], repo=repo, manifest=chosen,
-            write_manifest=write_manifest, tasks_per_package=tasks_per_package, kinds=kind or [], one_edit=one_edit, seed=seed, workers=workers,
-            timeout_s=timeout_s, test_cmd=test_cmd,
+            out=out,
+            pypi=pypi or [],
+            held_out=held_out or [],
+            repo=repo,
+            manifest=chosen,
+            write_manifest=write_manifest,
+            tasks_per_package=tasks_per_package,
+            kinds=kind or [],
+            one_edit=one_edit,
+            seed=seed,
+            workers=workers,
+            timeout_s=timeout_s,
+            test_cmd=test_cmd,
         ),
         as_json,
-    )  # fmt: skip
+    )
 
 
 @app.command("filter")
 def filter_tasks(
     inputs: Input,
     out: Annotated[Path, typer.Option(help="Directory for train.jsonl, val.jsonl, dropped.jsonl, report.md.")],
-    max_tests: Annotated[int, typer.Option(min=1, help="Most FAIL_TO_PASS + PASS_TO_PASS tests of a task.")] = 200,
+    hub_split: Annotated[str, typer.Option(help="Split to read of a hub data set.")] = "train",
+    test_cap: Annotated[int, typer.Option(help="Most FAIL_TO_PASS + PASS_TO_PASS tests of a task.")] = 200,
+    branches: Annotated[Path | None, typer.Option(help="JSON {repository or image: [branches]}.")] = None,
     split: Annotated[
-        str, typer.Option(help="stratified, repository, or role (column written by synth).")
-    ] = "stratified",
-    val_size: Annotated[int, typer.Option(min=0, help="Validation tasks (stratified, repository).")] = 400,
-    held_out_repo: Annotated[list[str] | None, typer.Option(help="Repository for validation only. Repeatable.")] = None,
-    probe: Annotated[str | None, typer.Option(help="Difficulty probe: recipe whose model attempts each task.")] = None,
-    probe_ckpt: Annotated[str | None, typer.Option(help="Model directory for --probe; default: the recipe's.")] = None,
-    probe_k: Annotated[int, typer.Option(min=1, help="Attempts per task.")] = 4,
-    probe_results: Annotated[Path | None, typer.Option(help="Results measured elsewhere instead of --probe.")] = None,
-    none_solved: Annotated[int, typer.Option(min=0, help="Tasks nobody solved to keep (seeded sample).")] = 1000,
+        str, typer.Option(help="auto (held_out if synth marked roles), stratified, repository, held_out.")
+    ] = "auto",
+    val_size: Annotated[int | None, typer.Option(help="Validation tasks.")] = None,
+    held_out_repo: Annotated[list[str] | None, typer.Option(help="Repository for validation only.")] = None,
+    probe_model: Annotated[
+        str | None, typer.Option(help="Run the difficulty probe: a model directory or script:NAME.")
+    ] = None,
+    probe_recipe: Annotated[str, typer.Option(help="Recipe of the probe's harness and sandbox.")] = "tiny_cpu.yaml",
+    probe_results: Annotated[Path | None, typer.Option(help="Probe results measured elsewhere.")] = None,
+    k: Annotated[int, typer.Option(help="Probe rollouts per task.")] = 4,
+    keep_none_solved: Annotated[int, typer.Option(help="Tasks no rollout solved to keep (seeded sample).")] = 1000,
     seed: Annotated[int, typer.Option(help="Seed of split and samples.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another result in OUT.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Clean task rows and split them; every row that leaves is in the ledger with its reason."""
     from data_pipeline import commands
 
     runner = None
-    if probe:
-        from swe_lightning.evaluation.probing import probe_runner
+    if probe_model:
+        from swe_lightning.evaluation.probing import make_prober
 
-        runner = probe_runner(probe, probe_ckpt, out)
-    _print(
-        commands.filter(
-            inputs=inputs, out=out, max_tests=max_tests, split=split, val_size=val_size,
-            held_out_repos=held_out_repo or [], run_rollouts=runner, probe_k=probe_k, probe_results=probe_results,
-            none_solved=none_solved, seed=seed,
-        ),
-        as_json,
-    )  # fmt: skip
+        runner = make_prober(probe_recipe, probe_model, out)
+    report = commands.filter(
+        inputs=inputs,
+        out=out,
+        seed=seed,
+        hub_split=hub_split,
+        test_cap=test_cap,
+        branches=branches,
+        probe_results=probe_results,
+        run_rollouts=runner,
+        k=k,
+        keep_none_solved=keep_none_solved,
+        split=split,
+        val_size=val_size,
+        held_out_repos=held_out_repo or [],
+        overwrite=overwrite,
+    )
+    _print(report, as_json)
 
 
 @app.command()
