@@ -1,0 +1,61 @@
+"""Real boxes on real trees. Everything a backend promises is tested on both layouts of the local one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from swe_lightning.sandbox import Limits
+from swe_lightning.sandbox.check import check_host
+from swe_lightning.sandbox.local import LocalBackend, LocalSandbox
+
+SMALL = Limits(cpu=2, memory_mb=512, pids=128, disk_mb=64, output_bytes=20_000)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def swel_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    before = os.environ.get("SWEL_HOME")
+    home = tmp_path_factory.mktemp("home")
+    os.environ["SWEL_HOME"] = str(home)
+    yield home
+    if before is None:
+        del os.environ["SWEL_HOME"]
+    else:
+        os.environ["SWEL_HOME"] = before
+
+
+@pytest.fixture(scope="session")
+def able(swel_home: Path) -> None:
+    missing = check_host()
+    if missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session", params=["overlay", "copy"])
+def backend(request: pytest.FixtureRequest, able: None) -> Iterator[LocalBackend]:
+    backend = LocalBackend(force_copy=request.param == "copy")
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    root = tmp_path / "tree"
+    (root / "pkg/deep/er").mkdir(parents=True)
+    (root / "pkg/a.py").write_text("x = 1\n")
+    (root / "pkg/b.py").write_text("y = 2\n")
+    (root / "pkg/deep/c.py").write_text("z = 3\n")
+    (root / "pkg/deep/er/d.py").write_text("w = 4\n")
+    (root / "run.sh").write_text("echo ran\n")
+    (root / "run.sh").chmod(0o755)
+    (root / "link").symlink_to("pkg/a.py")
+    return root
+
+
+@pytest.fixture
+def box(backend: LocalBackend, tree: Path) -> Iterator[LocalSandbox]:
+    with backend.create(tree, limits=SMALL) as box:
+        yield box
