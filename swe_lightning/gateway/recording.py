@@ -195,16 +195,9 @@ def _strip_choice(choice: dict[str, Any], wants_ids: bool, wants_logprobs: bool)
     return dict(kept) if wants_logprobs else {**kept, "logprobs": None}
 
 
-_NUMBERS = (
-    # (limit, prompt) in the words of several engines
-    re.compile(
-        r"maximum context length is (?P<limit>\d+).{0,80}?(?:request has|\(|you requested )(?P<prompt>\d+) (?:input|in)"
-    ),
-    re.compile(r"maximum context length is (?P<limit>\d+) tokens.*?\((?P<prompt>\d+) in the messages"),
-    re.compile(
-        r"prompt \D{0,40}(?P<prompt>\d+) tokens?\D{0,80}(?:context|limit|maximum|max_context)\D{0,40}(?P<limit>\d+)"
-    ),
-)
+# The same refusal in the words of several engines and of our own.
+_LIMIT = re.compile(r"(?:context length is|max_context is|context of|limit of) (\d+)")
+_PROMPT = re.compile(r"(?:request has|prompt has|prompt of|prompt is|\() ?(\d+) (?:input )?(?:tokens|in the )")
 _OVERFLOW = re.compile(
     r"maximum context length|context[ _](?:length|window|overflow)|max_model_len|max_context|too long", re.I
 )
@@ -217,11 +210,8 @@ def is_overflow(code: str | None, message: str) -> bool:
 
 def space_left(message: str) -> int | None:
     """Tokens left for the answer according to the engine's refusal; None if it does not say."""
-    for pattern in _NUMBERS:
-        match = pattern.search(message)
-        if match:
-            return int(match["limit"]) - int(match["prompt"])
-    return None
+    limit, prompt = _LIMIT.search(message), _PROMPT.search(message)
+    return int(limit[1]) - int(prompt[1]) if limit and prompt else None
 
 
 def broken_history(body: dict[str, Any]) -> bool:

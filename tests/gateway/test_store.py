@@ -1,0 +1,207 @@
+"""The store: atomic, idempotent, grouped, and honest about faults."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from swe_lightning.errors import DataError, MissingPart
+from swe_lightning.gateway import compact, schema
+from swe_lightning.gateway.problems import Problem
+from swe_lightning.gateway.store import Store
+from swe_lightning.records import InfraReason, ModelCall, Outcome, Rollout
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(f"sqlite:///{tmp_path / 'gateway.db'}", linger_s=0)
+    yield store
+    store.close()
+
+
+def create(store: Store, *names: str, **fields: Any) -> list[Rollout]:
+    return store.writer.call(store.create_rollouts([Rollout(rollout_id=n, group_id="g", **fields) for n in names]))
+
+
+def claim(store: Store, name: str, claim_id: str = "") -> Rollout:
+    return store.writer.call(store.claim(name, "w", claim_id))
+
+
+def call(name: str, attempt: int = 1, **fields: Any) -> ModelCall:
+    defaults: dict[str, Any] = {"prompt_ids": [1, 2], "response_ids": [3], "logprobs": [-0.5]}
+    return ModelCall(name, attempt=attempt, call_id=uuid.uuid4().hex, **(defaults | fields))
+
+
+def code(action: Callable[[], Any]) -> str:
+    with pytest.raises(Problem) as e:
+        action()
+    return e.value.code
+
+
+def test_creation_is_idempotent_and_all_or_nothing(store: Store) -> None:
+    create(store, "a", task={"x": 1, "y": [2**70]})
+    claim(store, "a")
+    assert create(store, "a", task={"y": [2**70], "x": 1})[0].state == "running"
+    assert code(lambda: create(store, "b", "a", task={"x": 2})) == "rollout_differs"
+    assert [r.rollout_id for r in store.list_rollouts(None, None, 10)] == ["a"]
+
+
+def test_one_of_many_claims_wins(store: Store) -> None:
+    create(store, "a")
+
+    def attempt(i: int) -> str:
+        try:
+            return str(claim(store, "a", f"claim-{i}").attempt)
+        except Problem as problem:
+            return problem.code
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(attempt, range(8)))
+    assert sorted(results) == ["1"] + ["not_queuing"] * 7
+
+
+def test_a_repeated_claim_returns_its_own_attempt(store: Store) -> None:
+    create(store, "a")
+    assert claim(store, "a", "mine").attempt == claim(store, "a", "mine").attempt == 1
+    assert code(lambda: claim(store, "a", "other")) == "not_queuing"
+
+
+def test_a_lost_attempt_goes_back_until_none_is_left(store: Store) -> None:
+    create(store, "a", max_attempts=2)
+    fault = Outcome(infra_reason=InfraReason.WORKER_LOST)
+    claim(store, "a")
+    assert store.writer.call(store.report("a", 1, fault, event_id="e1")).state == "queuing"
+    assert store.writer.call(store.report("a", 1, fault, event_id="e1")).state == "queuing"  # repeated, not late
+    assert claim(store, "a").attempt == 2
+    assert code(lambda: store.writer.call(store.report("a", 1, Outcome(reward=1.0)))) == "rollout_ended"
+    ended = store.writer.call(store.report("a", 2, fault))
+    assert (ended.state, ended.outcome and ended.outcome.infra_reason) == ("failed", "worker_lost")
+    assert [r.rollout_id for r in store.terminal(0, 10)[0]] == ["a"]
+
+
+def test_sequences_are_dense_per_attempt_and_survive_reopening(store: Store, tmp_path: Path) -> None:
+    create(store, "a")
+    claim(store, "a")
+    for _ in range(3):
+        store.writer.call(store.record_call(call("a")))
+    store.writer.call(store.add_event("a", 1, "note", {"n": 1}, "e"))
+    assert store.writer.call(store.add_event("a", 1, "note", {"n": 1}, "e")) == 5
+    store.close()
+    again = Store(f"sqlite:///{tmp_path / 'gateway.db'}")
+    assert again.writer.call(again.record_call(call("a"))) == 6
+    assert [e["sequence"] for e in again.events("a")] == [1, 2, 3, 4, 5, 6]
+    assert again.cached_live("a", 1) is not None
+    again.close()
+
+
+def test_late_calls_are_not_recorded(store: Store) -> None:
+    create(store, "a")
+    claim(store, "a")
+    store.writer.call(store.report("a", 1, Outcome(reward=0.0)))
+    assert code(lambda: store.writer.call(store.record_call(call("a")))) == "rollout_ended"
+    assert code(lambda: store.live("a", 1)) == "rollout_ended"
+    assert store.call_rows("a", None) == []
+
+
+def test_weight_versions_and_completion_log(store: Store) -> None:
+    create(store, "a", "b", "c")
+    for name, version in (("b", 4), ("a", 7)):
+        claim(store, name)
+        store.writer.call(store.record_call(call(name, version_start=version, version_end=version)))
+        store.writer.call(store.report(name, 1, Outcome(reward=1.0)))
+    ended, cursor = store.terminal(0, 10)
+    assert [(r.rollout_id, r.weight_versions) for r in ended] == [("b", [4]), ("a", [7])]
+    assert store.terminal(cursor, 10) == ([], cursor)
+    assert [r.rollout_id for r in store.terminal(1, 10)[0]] == ["a"]
+
+
+def test_a_claim_and_its_end_in_one_commit_leave_nothing_running(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path / 'x.db'}", linger_s=0.2)
+    create(store, "a")
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(store.writer.call, store.claim("a", "w", ""))
+        second = pool.submit(store.writer.call, store.cancel("a", "no"))
+        first.result(), second.result()
+    assert store.cached_live("a", 1) is None
+    store.close()
+
+
+def test_many_writers_share_commits(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path / 'x.db'}", linger_s=0.02)
+    create(store, *(f"r{i}" for i in range(40)))
+    before = store.writer.commits
+    with ThreadPoolExecutor(40) as pool:
+        list(pool.map(lambda i: claim(store, f"r{i}"), range(40)))
+    assert store.writer.commits - before <= 10
+    store.close()
+
+
+def test_a_failing_operation_hits_only_itself(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path / 'x.db'}", linger_s=0.2)
+    create(store, "a")
+    claim(store, "a")
+    bad = call("a", prompt_ids=[2**40])
+    together = [call("a"), bad, call("a")]
+    start = threading.Barrier(3)
+
+    def record(c: ModelCall) -> Any:
+        start.wait()
+        try:
+            return store.writer.call(store.record_call(c))
+        except OverflowError as error:
+            return error
+
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(record, together))
+    assert isinstance(results[1], OverflowError)
+    assert sorted(results[::2]) == [2, 3]
+    assert len(list(compact.decode(store.call_rows("a", 1)))) == 2
+    store.close()
+
+
+def test_a_full_disk_is_507_and_passes(store: Store) -> None:
+    create(store, "a")
+    claim(store, "a")
+
+    def limit(pages: int) -> None:
+        store.writer.call(lambda tx: tx.connection.exec_driver_sql(f"PRAGMA max_page_count={pages}"))
+
+    limit(1)  # SQLite takes the current size
+    large = {"messages": [{"role": "user", "content": "".join(chr(33 + i * i % 90) * 2 for i in range(90_000))}]}
+    problem = None
+    for _ in range(40):
+        try:
+            store.writer.call(store.record_call(call("a", request=large)))
+        except Problem as error:
+            problem = error
+    assert problem is not None
+    assert (problem.status, problem.code) == (507, "store_full")
+    limit(1_000_000)
+    sequence = store.writer.call(store.record_call(call("a")))
+    assert sequence == len(store.events("a"))
+
+
+def test_a_newer_or_foreign_file_is_refused(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path / 'x.db'}")
+    store.writer.call(store.set_meta("schema_version", str(schema.VERSION + 1)))
+    store.close()
+    with pytest.raises(DataError, match="newer"):
+        Store(f"sqlite:///{tmp_path / 'x.db'}")
+    (tmp_path / "y.db").write_text("not a database, but long enough to look at" * 100)
+    with pytest.raises(DataError, match="not a store"):
+        Store(f"sqlite:///{tmp_path / 'y.db'}")
+    with pytest.raises(MissingPart):
+        Store("postgresql://x/y")
+
+
+def test_commits_are_synced_to_disk(store: Store) -> None:
+    with store.engine.connect() as c:
+        assert c.execute(sa.text("PRAGMA synchronous")).scalar() == 2
+        assert c.execute(sa.text("PRAGMA journal_mode")).scalar() == "wal"
