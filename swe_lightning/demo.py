@@ -49,7 +49,7 @@ def stages(out: Path, *, control: bool) -> list[tuple[str, list[str]]]:
     memo = ["--set", f"sandbox.memo_dir={out / 'memo'}"]
     plan = [
         ("tasks", ["data", "synth", "--manifest", "demo", "--out", str(tasks)]),
-        ("filter", ["data", "filter", "--input", str(tasks / "tasks.jsonl"), "--out", str(data), "--split", "held_out"]),
+        ("filter", ["data", "filter", "--input", f"{tasks}/tasks.jsonl", "--out", str(data), "--split", "held_out"]),
         ("train", ["train", RECIPE, "--run", str(run), *where, *memo]),
     ]
     subjects = [f"initial={run}/checkpoints/step0", f"trained={run}/checkpoints/step{steps}"]

@@ -27,11 +27,17 @@ class Prober:
     """Callable of `data_pipeline.probe`: (task row, number) pairs -> (instance_id, solved | None), as they end."""
 
     def __init__(
-        self, recipe: Recipe, run_dir: Path, *, model_dir: Path | None = None, script: str | None = None
+        self,
+        recipe: Recipe,
+        run_dir: Path,
+        *,
+        reported: Mapping[str, int],
+        model_dir: Path | None = None,
+        script: str | None = None,
     ) -> None:
         self._recipe, self._run = recipe, RunDir(run_dir)
         self._model_dir, self._script = model_dir, script
-        self._asked: dict[str, int] = {}
+        self._asked = dict(reported)
 
     def __call__(self, wanted: Wanted) -> Iterator[tuple[str, bool | None]]:
         recipe = self._recipe
