@@ -135,21 +135,22 @@ def classify(
 def _outside_replies(
     row: np.ndarray, history: Sequence[Span], prompt: np.ndarray, position: int, start: int, end: int
 ) -> BreakKind:
-    """The difference lies in tokens nobody sampled, before the reply [start, end)."""
-    at = _find(prompt[position:], row[start:end])
-    if at < 0:
-        return BreakKind.BRANCH if position >= history[0][1] else BreakKind.NEW_CONTEXT
-    removed, added = start - position, at
-    if min(removed, added) == 0 and max(removed, added) <= _NEAR:
-        return BreakKind.TEMPLATE  # put in or left out right before a reply: the template's generation header
-    return BreakKind.REWRITTEN
+    """The difference begins in tokens nobody sampled, before the reply [start, end)."""
+    rest, after = row[position:end], prompt[position:]
+    removed = _removed(rest, after)
+    kept = len(rest) - removed
+    if removed >= start - position and kept >= min(4, end - start):
+        return BreakKind.TEMPLATE  # the generation header went, perhaps with the start of the reply behind it
+    if removed or _find(after, row[start:end]) >= 0:
+        return BreakKind.REWRITTEN
+    return BreakKind.BRANCH if position >= history[0][1] else BreakKind.NEW_CONTEXT
 
 
 def _edit(rest: np.ndarray, after: np.ndarray) -> tuple[int, int] | None:
     """(tokens removed, tokens added) before the rest of a reply goes on; None when it does not go on."""
-    for cut in np.flatnonzero(rest == after[0]).tolist():
-        if np.array_equal(rest[cut:], after[: len(rest) - cut]):
-            return cut, 0
+    removed = _removed(rest, after)
+    if removed:
+        return removed, 0
     added = _find(after, rest)
     if added > 0:
         return 0, added
@@ -159,6 +160,14 @@ def _edit(rest: np.ndarray, after: np.ndarray) -> tuple[int, int] | None:
             if np.array_equal(rest[removed : removed + width], after[total - removed : total - removed + width]):
                 return removed, total - removed
     return None
+
+
+def _removed(rest: np.ndarray, after: np.ndarray) -> int:
+    """Fewest tokens whose removal from the front of `rest` makes it the start of `after`; 0 = none do."""
+    for cut in np.flatnonzero(rest == after[0]).tolist():
+        if np.array_equal(rest[cut:], after[: len(rest) - cut]):
+            return cut
+    return 0
 
 
 def _replaced(
