@@ -116,7 +116,8 @@ def from_packages(
     out.mkdir(parents=True, exist_ok=True)
     file = write_dataset(out, [(f.package, f.bugs) for f in found])
     if write_manifest is not None:
-        save_manifest(Manifest(packages=[_entry(f) for f in found if f.bugs]), write_manifest)
+        entries = [entry for f in found if (entry := _entry(f)).bugs]
+        save_manifest(Manifest(packages=entries), write_manifest)
     return {
         "tasks": sum(len(f.bugs) for f in found),
         "file": str(file),

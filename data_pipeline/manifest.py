@@ -13,7 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +33,8 @@ from swe_lightning.rundir import write_atomic
 DEMO_MANIFEST = Path(__file__).with_name("demo_manifest.json")
 TIMEOUT_S = 60.0
 Role = Literal["train", "held_out"]
+MAX_TOKEN = 12
+"""Characters of a replaced or new text in a manifest: an operator or a word, never an expression of the package."""
 
 
 class _Strict(BaseModel):
@@ -101,8 +103,12 @@ def entry_of(package: Package, bugs: Sequence[Bug], *, role: Role) -> PackageEnt
         role=role,
         test_cmd=package.plan.command,
         test_env=dict(package.plan.env),
-        bugs=[_bug_entry(package, bug) for bug in bugs],
+        bugs=[_bug_entry(package, bug) for bug in bugs if _is_token_change(bug)],
     )
+
+
+def _is_token_change(bug: Bug) -> bool:
+    return max(len(bug.mutation.old), len(bug.mutation.new)) <= MAX_TOKEN and bug.mutation.single_line
 
 
 def _bug_entry(package: Package, bug: Bug) -> BugEntry:
@@ -179,37 +185,54 @@ def synthesise_manifest(
     limits = {"train": train_limit, "held_out": held_out_limit}
     chosen = {role: _take(manifest.packages, role, limit) for role, limit in limits.items()}
     wanted = [(e, bugs) for e in manifest.packages if (bugs := [b for b in e.bugs if id(b) in chosen[e.role]])]
-    out_dir.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        executor = stack.enter_context(ThreadPoolExecutor(workers))
-        memory = Memory()
-        stack.callback(memory.close)
-        with progress("fetch", len(wanted)) as meter:
-            packages = []
-            for entry, arriving in [(e, executor.submit(_package, e)) for e, _ in wanted]:
-                packages.append(arriving.result())
-                meter.advance(entry.package)
-        backend = backend or local_backend()
-        total = sum(len(bugs) for _, bugs in wanted)
-        with progress("validate", total) as meter:
-            jobs: list[tuple[Package, list[Future[Bug | str]]]] = []
-            for package, (_, bugs) in zip(packages, wanted, strict=True):
-                bed = stack.enter_context(Testbed(backend, package.tree, package.plan, memory))
-                clean = _clean_runs(executor, bed, bugs)
-                futures = [executor.submit(_validate, package, bed, bug, clean) for bug in bugs]
-                jobs.append((package, futures))
-            found, rejected = [], Counter[str]()
-            for package, futures in jobs:
-                results = []
-                for future in futures:
-                    results.append(future.result())
-                    meter.advance(package.name)
-                found.append((package, [r for r in results if isinstance(r, Bug)]))
-                rejected.update(r for r in results if isinstance(r, str))
+    packages = _fetch_all([entry for entry, _ in wanted], workers)
+    jobs = [(package, bugs) for package, (_, bugs) in zip(packages, wanted, strict=True)]
+    with closing(Memory()) as memory:
+        found, rejected = _validate_all(backend or local_backend(), memory, jobs, workers)
+    total = sum(len(bugs) for _, bugs in jobs)
     if rejected.total() * 10 > total:
         reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.most_common())
         raise DataError(f"{rejected.total()} of {total} bugs of the manifest do not hold on this machine ({reasons})")
+    out_dir.mkdir(parents=True, exist_ok=True)
     return write_dataset(out_dir, found), rejected
+
+
+def _fetch_all(entries: Sequence[PackageEntry], workers: int) -> list[Package]:
+    with progress("fetch", len(entries)) as meter, ThreadPoolExecutor(workers) as executor:
+        packages = []
+        for package in executor.map(_package, entries):
+            packages.append(package)
+            meter.advance(package.name)
+    return packages
+
+
+def _validate_all(
+    backend: Any, memory: Memory, jobs: Sequence[tuple[Package, Sequence[BugEntry]]], workers: int
+) -> tuple[list[tuple[Package, list[Bug]]], Counter[str]]:
+    """Runs of all packages share the workers; a package's boxes go as soon as its last bug is judged."""
+    found: list[tuple[Package, list[Bug]]] = []
+    rejected: Counter[str] = Counter()
+    # The executor is left first: it waits for runs in flight, and only then are their boxes destroyed.
+    with ExitStack() as beds, progress("validate", sum(len(b) for _, b in jobs)) as meter:
+        with ThreadPoolExecutor(workers) as executor:
+            running = []
+            for package, entries in jobs:
+                bed = beds.enter_context(Testbed(backend, package.tree, package.plan, memory))
+                clean = _clean_run(executor, bed, entries)
+                running.append((bed, [executor.submit(_validate, package, bed, entry, clean) for entry in entries]))
+            try:
+                for (package, _), (bed, futures) in zip(jobs, running, strict=True):
+                    outcomes = []
+                    for future in futures:
+                        outcomes.append(future.result())
+                        meter.advance(package.name)
+                    bed.close()
+                    found.append((package, [o for o in outcomes if isinstance(o, Bug)]))
+                    rejected.update(o for o in outcomes if isinstance(o, str))
+            except BaseException:
+                executor.shutdown(wait=False, cancel_futures=True)
+                raise
+    return found, rejected
 
 
 def _take(entries: Sequence[PackageEntry], role: str, limit: int | None) -> set[int]:
@@ -231,7 +254,7 @@ def local_backend() -> Any:
     return make_backend(SandboxSection(memory_mb=2048, pids=256, disk_mb=256))
 
 
-def _clean_runs(executor: ThreadPoolExecutor, bed: Testbed, bugs: Sequence[BugEntry]) -> Future[Trial]:
+def _clean_run(executor: ThreadPoolExecutor, bed: Testbed, bugs: Sequence[BugEntry]) -> Future[Trial]:
     """One clean run over all test files that any bug of the package needs."""
     files = sorted({file_of(test) for bug in bugs for test in bug.fail_to_pass})
     return executor.submit(bed.trial, {}, files, timeout_s=TIMEOUT_S)

@@ -36,8 +36,9 @@ class Mutation:
     after: str
 
     def apply(self, source: bytes) -> bytes:
-        if source[self.start : self.end] != self.old.encode():
-            raise ValueError(f"{self.path}:{self.line} does not hold {self.old!r}: another version of the file")
+        begin, before = self.start - self.column, self.before.encode()
+        if source[begin : begin + len(before)] != before:
+            raise ValueError(f"{self.path}:{self.line} is not the line expected: another version of the file")
         return source[: self.start] + self.new.encode() + source[self.end :]
 
     @property

@@ -60,16 +60,13 @@ def fetch(package: str, version: str, *, sha256: str | None = None) -> Sdist:
     directory = home() / "sdists"
     directory.mkdir(exist_ok=True)
     wanted = _archive_names(package, version)
-    if sha256:
-        for name in wanted:
-            file = directory / name
-            if file.is_file() and _digest(file) == sha256:
-                return Sdist(package, version, sha256, file)
-    note = directory / f"{normalise(package)}-{version}.sha256"
-    if not sha256 and note.is_file():
-        name, _, digest = note.read_text().partition(" ")
-        if (directory / name).is_file() and _digest(directory / name) == digest:
-            return Sdist(package, version, digest, directory / name)
+    known = _published_names(directory, package, version)
+    for name in (*known, *wanted):
+        file = directory / name
+        if file.is_file():
+            digest = _digest(file)
+            if digest == (sha256 or known.get(name, digest)):
+                return Sdist(package, version, digest, file)
     name, url, published = _locate(package, version, wanted)
     data = _get(url)
     digest = hashlib.sha256(data).hexdigest()
@@ -79,8 +76,21 @@ def fetch(package: str, version: str, *, sha256: str | None = None) -> Sdist:
         raise DataError(f"{name} has digest {digest}, expected {sha256}: the published archive is not the one meant")
     file = directory / name
     write_atomic(file, data)
-    write_atomic(note, f"{name} {digest}")
+    write_atomic(_note(directory, package, version), f"{name} {digest}")
     return Sdist(package, version, digest, file)
+
+
+def _note(directory: Path, package: str, version: str) -> Path:
+    return directory / f"{normalise(package)}-{version}.sha256"
+
+
+def _published_names(directory: Path, package: str, version: str) -> dict[str, str]:
+    """File name -> digest as the index published it when the archive was fetched; authors spell names freely."""
+    note = _note(directory, package, version)
+    if not note.is_file():
+        return {}
+    name, _, digest = note.read_text().partition(" ")
+    return {name: digest}
 
 
 def _archive_names(package: str, version: str) -> list[str]:
@@ -95,7 +105,7 @@ def _digest(file: Path) -> str:
 def _locate(package: str, version: str, wanted: list[str]) -> tuple[str, str, str | None]:
     """(file name, URL, published SHA-256) on the first configured index that has the archive."""
     tail = f"-{version}.tar.gz"
-    faults, seen = [], 0
+    faults = []
     for index in index_urls():
         page = f"{index.rstrip('/')}/{normalise(package)}/"
         try:
@@ -103,14 +113,13 @@ def _locate(package: str, version: str, wanted: list[str]) -> tuple[str, str, st
         except DataError as error:
             faults.append(str(error))
             continue
-        seen += 1
         for name, url, digest in files:
             if name in wanted or (name.endswith(tail) and normalise(name[: -len(tail)]) == normalise(package)):
                 return name, url, digest
-    if not seen:
-        place = home() / "sdists"
+    if faults:
         raise DataError(
-            f"cannot reach a package index for {package}=={version} ({faults[0]}); or put {wanted[0]} into {place}"
+            f"cannot fetch {package}=={version}: {faults[0]}; "
+            f"connect to a network or put {wanted[0]} into {home() / 'sdists'}"
         )
     raise DataError(f"{package}=={version} has no source distribution (.tar.gz) on the configured index")
 
@@ -177,7 +186,7 @@ def _request(url: str, accept: str = "*/*") -> Any:
     fault = ""
     for attempt in range(TRIES):
         if attempt:
-            time.sleep(1.0 * attempt)
+            time.sleep(0.5 * attempt)
         try:
             reply = httpx.get(
                 url, headers={"accept": accept}, follow_redirects=True, timeout=TIMEOUT_S, verify=_tls_context()

@@ -114,7 +114,7 @@ def _open(name: str, split: str) -> Iterator[tuple[str, Any]]:
         return _read_file(path)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not path.suffix:
         return _read_hub(name, split)
-    if path.is_dir():
+    if name and path.is_dir():
         raise DataError(f"{name} is a directory; give the task file in it")
     raise DataError(f"no file {name} (and it does not look like a hub data set OWNER/NAME)")
 

@@ -140,9 +140,14 @@ def search(
                 lines.add((mutation.path, mutation.line))
             if meter:
                 meter.advance(f"{package.name}: {len(bugs)}/{limits.tasks}")
-            if len(bugs) >= limits.tasks or len(bugs) + rejected.total() >= tries:
+            if len(bugs) >= limits.tasks or len(bugs) + _runs(rejected) >= tries:
                 break
     return Found(package, bugs, rejected, baseline)
+
+
+def _runs(rejected: Counter[str]) -> int:
+    """Rejections that cost a test run."""
+    return rejected.total() - rejected["not_covered"] - rejected["same_meaning"]
 
 
 def _in_order(

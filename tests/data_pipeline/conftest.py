@@ -1,0 +1,127 @@
+"""A small package written on the spot, and rows as `swel data synth` and SWE-smith publish them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CALC = '''\
+"""Arithmetic with limits."""
+
+
+def clamp(value, low, high):
+    if value < low:
+        return low
+    if value > high:
+        return high
+    return value
+
+
+def total(values, *, positive=False):
+    result = 0
+    for value in values:
+        if positive and value < 0:
+            continue
+        result += value
+    return result
+
+
+def is_even(value):
+    return value % 2 == 0
+
+
+def never_called(value):
+    return value + 1
+'''
+
+TESTS = """\
+import pytest
+
+from calc import clamp, is_even, total
+
+
+def test_clamp_low():
+    assert clamp(1, 3, 9) == 3
+
+
+def test_clamp_high():
+    assert clamp(11, 3, 9) == 9
+
+
+def test_clamp_keeps():
+    assert clamp(5, 3, 9) == 5
+
+
+class TestTotal:
+    def test_plain(self):
+        assert total([1, 2, -3]) == 0
+
+    def test_positive(self):
+        assert total([1, 2, -3], positive=True) == 3
+
+
+@pytest.mark.parametrize("value", [0, 2])
+def test_even(value):
+    assert is_even(value)
+
+
+def test_fails_always():
+    assert clamp(1, 1, 1) == 2
+"""
+
+
+@pytest.fixture
+def make_row() -> Callable[..., dict[str, Any]]:
+    def make(number: int = 0, **changes: Any) -> dict[str, Any]:
+        row = {
+            "instance_id": f"owner__name.0123abcd.func_basic__{number:08d}",
+            "repo": f"swesmith/owner__name{number % 3}.0123abcd",
+            "problem_statement": "It does not work.",
+            "patch": "",
+            "FAIL_TO_PASS": ["t.py::test_a"],
+            "PASS_TO_PASS": ["t.py::test_b"],
+        }
+        return {**row, **changes}
+
+    return make
+
+
+@pytest.fixture
+def write_rows(tmp_path: Path) -> Callable[..., str]:
+    def write(rows: list[dict[str, Any]], name: str = "tasks.jsonl") -> str:
+        file = tmp_path / name
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(file)
+
+    return write
+
+
+@pytest.fixture
+def small_repository(tmp_path: Path) -> Path:
+    """A committed git repository with one module and its tests; one test fails on the clean tree."""
+    directory = tmp_path / "calc-project"
+    (directory / "tests").mkdir(parents=True)
+    (directory / "calc.py").write_text(CALC)
+    (directory / "tests" / "test_calc.py").write_text(TESTS)
+    commands = [
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-q", "-m", "start"],
+    ]
+    for command in commands:
+        subprocess.run(["git", *command], cwd=directory, check=True)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def session_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache of its own, so that nothing remembered by an earlier session can stand in for a real run."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SWEL_HOME", str(home))
+        yield home

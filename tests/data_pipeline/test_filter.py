@@ -1,0 +1,329 @@
+"""The stages, the ledger and the whole filter: what stays, what leaves and that it adds up."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipeline import commands
+from data_pipeline.filters import BranchIndex, empty_issue, missing_branch, too_many_tests
+from data_pipeline.ledger import Ledger, LedgerError
+from data_pipeline.pipeline import FilterSettings, filter_rows
+from data_pipeline.probe import classify, load_results, probe, reject_by_difficulty
+from data_pipeline.repos import Branch, build_repository
+from data_pipeline.split import split_rows
+from data_pipeline.trees import Entry
+from swe_lightning.errors import DataError, UserError
+
+Make = Callable[..., dict[str, Any]]
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "tasks"
+
+
+def test_empty_issues(make_row: Make) -> None:
+    rows = [make_row(n, problem_statement=text) for n, text in enumerate(["", " \n", None, "x"])]
+    assert sorted(empty_issue(rows)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("fail", "keep", "leaves"), [(1, 199, False), (1, 200, True), (201, 0, True), (0, 0, False)])
+def test_cap_counts_both_lists(make_row: Make, fail: int, keep: int, leaves: bool) -> None:
+    row = make_row(FAIL_TO_PASS=[f"f{n}" for n in range(fail)], PASS_TO_PASS=[f"p{n}" for n in range(keep)])
+    assert bool(too_many_tests([row])) is leaves
+
+
+def test_branches_are_asked_by_instance_name(make_row: Make, tmp_path: Path) -> None:
+    tree = {"a.py": Entry(b"x = 1\n")}
+    present = make_row(0, repo_path=str(tmp_path / "r.git"), base_commit="f" * 40)
+    absent = make_row(1, repo_path=str(tmp_path / "r.git"))
+    listed = make_row(2, image_name="image")
+    unlisted = make_row(3, image_name="image")
+    unknown = make_row(4)
+    build_repository(tree, [Branch(present["instance_id"], {"a.py": b"x = 2\n"})], tmp_path / "r.git")
+    index = BranchIndex({"image": [listed["instance_id"]]})
+    rejected = missing_branch([present, absent, listed, unlisted, unknown], index)
+    assert {i: reason for i, (reason, _) in rejected.items()} == {1: "missing_branch", 3: "missing_branch"}
+    assert index.unchecked == 1
+
+
+def test_ledger_refuses_sums_that_do_not_add_up(make_row: Make) -> None:
+    rows = [make_row(n) for n in range(3)]
+    ledger = Ledger(3)
+    kept = ledger.apply("a", rows, {1: ("reason", "evidence")})
+    ledger.close(kept)
+    with pytest.raises(LedgerError, match="do not add up"):
+        ledger.close(kept[:1])
+    with pytest.raises(LedgerError, match="counted twice"):
+        ledger.close([*kept, rows[1]])
+    with pytest.raises(LedgerError, match="not given"):
+        ledger.apply("b", kept, {5: ("reason", "evidence")})
+    ledger.apply("b", kept[:1], {})
+    with pytest.raises(LedgerError, match="saw 1 rows, but 2"):
+        ledger.close(kept)
+
+
+ROW = st.fixed_dictionaries(
+    {
+        "problem_statement": st.sampled_from(["", " ", None, "text"]),
+        "repo": st.sampled_from(["a/x", "a/y", "b/z"]),
+        "tests": st.sampled_from([1, 5, 201]),
+        "outcomes": st.lists(st.sampled_from([True, False, None]), max_size=6),
+    }
+)
+
+
+@given(st.lists(ROW, min_size=3, max_size=40), st.integers(0, 5), st.integers(0, 3))
+def test_every_row_is_kept_or_explained_once(drawn: list[dict[str, Any]], seed: int, keep_none: int) -> None:
+    rows = [
+        {
+            "instance_id": f"i{n}",
+            "repo": d["repo"],
+            "problem_statement": d["problem_statement"],
+            "FAIL_TO_PASS": ["t"] * d["tests"],
+            "PASS_TO_PASS": [],
+        }
+        for n, d in enumerate(drawn)
+    ]
+    outcomes = {row["instance_id"]: d["outcomes"] for row, d in zip(rows, drawn, strict=True)}
+    settings = FilterSettings(seed=seed, keep_none_solved=keep_none)
+    try:
+        result = filter_rows(rows, settings, outcomes=lambda _: outcomes)
+    except DataError:
+        return  # nothing, or not enough for two sides, was left
+    names = [row["instance_id"] for row in (*result.train, *result.val)] + [d.instance_id for d in result.ledger.drops]
+    assert Counter(names) == Counter(row["instance_id"] for row in rows)
+    assert result.report["rows_in"] == result.report["train"] + result.report["val"] + sum(
+        result.report["dropped"].values()
+    )
+
+
+CLASSES = [
+    ([True] * 4, "all_solved"),
+    ([False] * 4, "none_solved"),
+    ([True, False], "mixed"),
+    ([True, None, None, None], "undecided"),
+    ([False, False, False, None], "undecided"),
+    ([None, False, None, False, False, False], "none_solved"),
+    ([], "undecided"),
+]
+
+
+@pytest.mark.parametrize(("outcomes", "expected"), CLASSES)
+def test_classes(outcomes: list[bool | None], expected: str) -> None:
+    assert classify(outcomes, 4) == expected
+
+
+class Rollouts:
+    """Runs rollouts whose outcomes are written down beforehand, and counts them."""
+
+    def __init__(self, outcomes: dict[str, Sequence[bool | None]], stop_after: int | None = None) -> None:
+        self.queues = {name: list(values) for name, values in outcomes.items()}
+        self.count: Counter[str] = Counter()
+        self.stop_after = stop_after
+
+    def __call__(self, wanted: Sequence[tuple[Any, int]]) -> Iterable[tuple[str, bool | None]]:
+        for task, number in wanted:
+            for _ in range(number):
+                if self.stop_after is not None and self.count.total() >= self.stop_after:
+                    raise KeyboardInterrupt
+                name = task["instance_id"]
+                self.count[name] += 1
+                yield name, self.queues[name].pop(0) if self.queues[name] else None
+
+
+def test_probe_stops_early_and_repeats_lost_rollouts(make_row: Make) -> None:
+    rows = [make_row(n) for n in range(4)]
+    names = [row["instance_id"] for row in rows]
+    run = Rollouts(
+        {
+            names[0]: [True, False],
+            names[1]: [True] * 9,
+            names[2]: [None, False, None, False, False, False, False],
+            names[3]: [],
+        }
+    )
+    results = probe(rows, run, k=4, retries=1)
+    assert [run.count[name] for name in names] == [2, 4, 6, 8]
+    assert [classify(results[name], 4) for name in names] == ["mixed", "all_solved", "none_solved", "undecided"]
+
+
+def test_probe_resumes_at_the_single_rollout(make_row: Make, tmp_path: Path) -> None:
+    rows = [make_row(n) for n in range(3)]
+    file = tmp_path / "probe.jsonl"
+    outcomes = {row["instance_id"]: [True] * 4 for row in rows}
+    first = Rollouts(outcomes, stop_after=5)
+    with pytest.raises(KeyboardInterrupt):
+        probe(rows, first, k=4, results_file=file)
+    with file.open("a") as f:
+        f.write('{"instance_id": "torn')
+    second = Rollouts(outcomes)
+    results = probe(rows, second, k=4, results_file=file)
+    assert first.count.total() + second.count.total() == 12
+    assert load_results(file) == results
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("r.jsonl", '{"instance_id": "a", "solved": 1}\n', "r.jsonl:1: a probe outcome is true, false or null"),
+        ("r.jsonl", '{"solved": true}\n{"instance_id": "a", "solved": true}\n', "r.jsonl:1: wants an object"),
+        ("r.json", "[]", "JSON object"),
+        ("r.json", '{"a": ["yes"]}', "true, false or null"),
+    ],
+)
+def test_bad_probe_results(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=message):
+        load_results(tmp_path / name)
+
+
+def test_a_seeded_sample_of_unsolved_tasks_stays(make_row: Make) -> None:
+    rows = [make_row(n) for n in range(20)]
+    results = {row["instance_id"]: [False] * 4 for row in rows}
+    draws = [frozenset(reject_by_difficulty(rows, results, keep_none=5, seed=s)[0]) for s in (1, 1, 2)]
+    assert [len(draw) for draw in draws] == [15, 15, 15]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_split_modes(make_row: Make) -> None:
+    rows = [make_row(n) for n in range(90)]
+    train, val, mode = split_rows(rows, val_size=9, seed=1)
+    assert mode == "stratified"
+    assert Counter(row["repo"] for row in val) == {repo: 3 for repo in {row["repo"] for row in rows}}
+    assert {r["instance_id"] for r in train}.isdisjoint(r["instance_id"] for r in val)
+    assert split_rows(rows, val_size=9, seed=1)[1] == val
+    assert split_rows(rows, val_size=9, seed=2)[1] != val
+    train, val, _ = split_rows(rows, mode="repository", val_size=9)
+    assert {r["repo"] for r in train}.isdisjoint(r["repo"] for r in val)
+
+
+def test_held_out_rows_are_never_trained_on(make_row: Make) -> None:
+    rows = [make_row(n, role="held_out" if n % 3 == 0 else "train", package=f"p{n % 3}") for n in range(9)]
+    train, val, mode = split_rows(rows, val_size=2)
+    assert mode == "held_out"
+    assert len(val) == 2
+    assert all(row["role"] == "train" for row in train)
+    assert len(train) == 6
+    plain = [{**row, "role": None} for row in rows]
+    train, val, _ = split_rows(plain, held_out_repos=["p1"])
+    assert {row["package"] for row in val} == {"p1"}
+    assert {row["package"] for row in train} == {"p0", "p2"}
+    with pytest.raises(DataError, match="elsewhere is not among"):
+        split_rows(plain, held_out_repos=["elsewhere"])
+
+
+def test_the_papers_funnel_at_a_tenth(make_row: Make) -> None:
+    """5,914 rows: 1,803 empty, 127 without a branch, 40 over the cap, the rest by difficulty."""
+    rows: list[dict[str, Any]] = []
+    outcomes: dict[str, list[bool | None]] = {}
+    plan = [
+        ("empty_issue", 1803, {"problem_statement": "\n"}, None),
+        ("missing_branch", 127, {"image_name": "gone"}, None),
+        ("test_cap", 40, {"PASS_TO_PASS": [f"t{n}" for n in range(200)]}, None),
+        ("all_solved", 2000, {}, [True] * 4),
+        ("none_solved", 1444, {}, [False] * 4),
+        ("mixed", 500, {}, [True, False]),
+    ]
+    for _, count, change, outcome in plan:
+        for _ in range(count):
+            rows.append(make_row(len(rows), **change))
+            if outcome:
+                outcomes[rows[-1]["instance_id"]] = list(outcome)
+    settings = FilterSettings(keep_none_solved=100, val_size=40)
+    result = filter_rows(rows, settings, branches={"gone": []}, outcomes=lambda _: outcomes)
+    assert result.report["dropped"] == {
+        "all_solved": 2000,
+        "empty_issue": 1803,
+        "none_solved": 1344,
+        "missing_branch": 127,
+        "test_cap": 40,
+    }
+    assert (result.report["train"], result.report["val"]) == (560, 40)
+
+
+def test_command_writes_whole_results_that_can_be_moved(
+    make_row: Make, write_rows: Callable[..., str], tmp_path: Path
+) -> None:
+    build_repository(
+        {"a.py": Entry(b"x = 1\n")}, [Branch(make_row(n)["instance_id"], {}) for n in range(8)], tmp_path / "r.git"
+    )
+    rows = [make_row(n, repo_path="r.git", own=n) for n in range(8)] + [make_row(8, problem_statement="")]
+    file = write_rows(rows)
+    out = tmp_path / "deep" / "out"
+    report = commands.filter(inputs=[file], out=out, val_size=2)
+    assert (report["train"], report["val"], report["dropped"]) == (6, 2, {"empty_issue": 1})
+    assert sorted(p.name for p in out.iterdir()) == [
+        "dropped.jsonl",
+        "report.json",
+        "report.md",
+        "train.jsonl",
+        "val.jsonl",
+    ]
+    first = json.loads((out / "train.jsonl").read_text().splitlines()[0])
+    assert (out / first["repo_path"]).resolve() == tmp_path / "r.git"
+    dropped = json.loads((out / "dropped.jsonl").read_text())
+    assert (dropped["stage"], dropped["reason"]) == ("empty_issue", "empty_issue")
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    commands.filter(inputs=[file], out=out, val_size=2)
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+    with pytest.raises(DataError, match="other inputs or settings"):
+        commands.filter(inputs=[file], out=out, val_size=3)
+    commands.filter(inputs=[file], out=out, val_size=3, overwrite=True)
+    assert len((out / "val.jsonl").read_text().splitlines()) == 3
+
+
+def test_an_empty_result_says_why_and_writes_nothing(
+    make_row: Make, write_rows: Callable[..., str], tmp_path: Path
+) -> None:
+    file = write_rows(
+        [make_row(0, problem_statement=""), make_row(1, FAIL_TO_PASS=["t"] * 1 + [f"u{n}" for n in range(300)])]
+    )
+    with pytest.raises(DataError, match="no row is left of 2: 1 empty_issue, 1 test_cap"):
+        commands.filter(inputs=[file], out=tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_probe_through_the_command(make_row: Make, write_rows: Callable[..., str], tmp_path: Path) -> None:
+    rows = [make_row(n) for n in range(10)]
+    file = write_rows(rows)
+    run = Rollouts({row["instance_id"]: [True, n == 0] * 2 for n, row in enumerate(rows)})
+    report = commands.filter(inputs=[file], out=tmp_path / "out", run_rollouts=run, val_size=1)
+    assert report["difficulty"] == {"all_solved": 1, "mixed": 9, "none_solved": 0, "undecided": 0}
+    assert run.count.total() == 9 * 2 + 4
+    report = commands.filter(
+        inputs=[file], out=tmp_path / "again", probe_results=tmp_path / "out" / "probe.jsonl", val_size=1
+    )
+    assert report["dropped"] == {"all_solved": 1}
+
+
+@pytest.mark.parametrize(("option", "value"), [("split", "randomly"), ("k", 0), ("test_cap", 0), ("val_size", 0)])
+def test_bad_options(write_rows: Callable[..., str], make_row: Make, tmp_path: Path, option: str, value: Any) -> None:
+    with pytest.raises(UserError, match=option.replace("_", "-")):
+        commands.filter(inputs=[write_rows([make_row()])], out=tmp_path / "out", **{option: value})
+
+
+def test_stats_and_show(make_row: Make, write_rows: Callable[..., str]) -> None:
+    file = write_rows([make_row(0), make_row(1, problem_statement=""), make_row(2, strategy="boundary")])
+    stats = commands.stats(inputs=[file])
+    assert (stats["rows"], stats["empty_issue"]) == (3, 1)
+    assert stats["kinds"] == {"func_basic": 2, "boundary": 1}
+    assert stats["tests_per_task"]["median"] == 2
+    name = make_row(1)["instance_id"]
+    assert commands.show(inputs=[file], instance_id=name)["instance_id"] == name
+    with pytest.raises(DataError, match=r"no task .*for example owner__name"):
+        commands.show(inputs=[file], instance_id="owner__name.0123abcd.func_basic__0000001")
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="../shared/data/tasks is not here")
+def test_published_smith_rows(tmp_path: Path) -> None:
+    inputs = [str(SHARED / "swesmith_real_9_on_sdists.jsonl"), str(SHARED / "swesmith_official_pandas_pr_53652.json")]
+    report = commands.filter(inputs=inputs, out=tmp_path / "out", val_size=1)
+    assert report["rows_in"] == 10
+    assert report["dropped"]["empty_issue"] == 4
+    assert report["train"] + report["val"] + sum(report["dropped"].values()) == 10
+    assert report["branches_unchecked"] == 6
