@@ -226,7 +226,7 @@ class Launcher:
                     while os.waitpid(-1, os.WNOHANG)[0]:
                         pass
             if self.sock.fileno() in ready:
-                message, fds, _, _ = socket.recv_fds(self.sock, 1 << 16, 4)
+                message, fds, _, _ = socket.recv_fds(self.sock, 1 << 16, 4, socket.MSG_CMSG_CLOEXEC)
                 if not message:
                     os._exit(0)
                 try:

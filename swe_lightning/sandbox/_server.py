@@ -67,6 +67,7 @@ class Server:
         self.signal, self.select = signal, select
         self.sock = _socket.socket(fileno=fd)
         os.set_inheritable(fd, False)
+        os.closerange(fd + 1, 1024)  # nothing of the launcher's may reach a command
         self.oom_fd = os.open("/proc/self/oom_score_adj", os.O_RDWR)
         self.oom_base = os.read(self.oom_fd, 32)
         _prctl(4, 0)  # PR_SET_DUMPABLE: closes /proc/1/mem, /proc/1/fd and ptrace to the commands

@@ -140,13 +140,14 @@ def _arguments(stage: str, prefix: Path, executable: Path, outside_usr: bool) ->
 def hidden_files(prefix: Path) -> list[str]:
     """Every program called git or git-something that a box would otherwise see."""
     places = ["/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/usr/games", "/bin", str(prefix / "bin")]
-    found = {str(p.resolve()) for d in places for p in Path(d).glob("git*") if _is_git(p.name) and p.is_file()}
+    places = [place for place in places if Path(place).is_dir()]
+    found = {str(p.resolve()) for d in places for p in Path(d).iterdir() if _is_git(p.name) and p.is_file()}
     visible = ("/usr/", "/bin/", f"{prefix}/")
     return sorted(p for p in found if p.startswith(visible) and not _inside(p, hidden_directories(prefix)))
 
 
 def _is_git(name: str) -> bool:
-    return name in ("git", "gitk") or name.startswith("git-")
+    return name in ("git", "gitk", "scalar") or name.startswith("git-")
 
 
 def _inside(path: str, directories: list[str]) -> bool:

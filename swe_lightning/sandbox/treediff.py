@@ -139,10 +139,9 @@ class Reader:
             if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
                 self._gone(here)
             elif stat.S_ISDIR(info.st_mode):
-                if here.count("/") >= MAX_DEPTH:
-                    self._note(here, "too deep for a patch")
+                fd = self._enter(directory, name, here)
+                if fd < 0:
                     continue
-                fd = _open(name, DIR_FLAGS, directory)
                 try:
                     if not self.base.is_dir(here):
                         self._gone(here)
@@ -163,6 +162,17 @@ class Reader:
         """Entries that exist in an opaque directory were compared on their own."""
         first = below[len(path) + 1 :].split("/", 1)[0] if path else below.split("/", 1)[0]
         return (f"{path}/{first}" if path else first) in present
+
+    def _enter(self, parent: int, name: str, path: str) -> int:
+        """Open the directory `name`; -1 with a note if it is too deep, or was replaced by something else meanwhile."""
+        if path.count("/") >= MAX_DEPTH:
+            self._note(path, "too deep for a patch")
+            return -1
+        try:
+            return _open(name, DIR_FLAGS, parent)
+        except OSError as error:
+            self._note(path, str(error))
+            return -1
 
     def _gone(self, path: str) -> None:
         """Whatever the base had at `path` is deleted."""
@@ -209,10 +219,9 @@ class Reader:
         for name, info in _list(directory):
             here = f"{path}/{name}" if path else name
             if stat.S_ISDIR(info.st_mode):
-                if here.count("/") >= MAX_DEPTH:
-                    self._note(here, "too deep for a patch")
+                fd = self._enter(directory, name, here)
+                if fd < 0:
                     continue
-                fd = _open(name, DIR_FLAGS, directory)
                 try:
                     self._copied(fd, here, unchanged, seen)
                 finally:

@@ -109,10 +109,10 @@ def _write_tree(repository: Path, tree: str, target: Path) -> None:
     at, data, made = 0, blobs.stdout, set()
     for mode, _, name in entries:
         end = data.index(b"\n", at)
-        head = data[at:end].split(b" ")
-        if head[-1] == b"missing":
-            raise DataError(f"{repository} is damaged: it does not hold blob {head[0].decode()} of tree {tree}")
-        size = int(head[2])
+        said = data[at:end].split(b" ")
+        if said[-1] == b"missing":
+            raise DataError(f"{repository} is damaged: it does not hold blob {said[0].decode()} of tree {tree}")
+        size = int(said[2])
         content = data[end + 1 : end + 1 + size]
         at = end + 1 + size + 1
         path = os.path.join(os.fsencode(target), name)

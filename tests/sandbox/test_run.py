@@ -52,13 +52,13 @@ def test_exit_codes_are_the_shells(box: LocalSandbox) -> None:
 def test_stdin_is_closed_and_pagers_do_not_wait(box: LocalSandbox) -> None:
     started = time.monotonic()
     assert run(box, "cat; read x || echo eof; $PAGER </dev/null; tty") == "eof\nnot a tty\n"
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 10
 
 
 def test_a_timeout_kills_all_that_runs(box: LocalSandbox) -> None:
     started = time.monotonic()
     result = box.run("echo begun; sleep 31.7 & (setsid sleep 31.7 &) ; sleep 31.7", timeout_s=0.4)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 10
     assert (result.output, result.exit_code, result.timed_out) == (b"begun\n", 124, True)
     assert run(box, "grep -l sleep /proc/[0-9]*/comm") == ""
     assert run(box, "echo next") == "next\n"
@@ -66,9 +66,9 @@ def test_a_timeout_kills_all_that_runs(box: LocalSandbox) -> None:
 
 def test_a_background_process_neither_blocks_nor_dies_with_its_command(box: LocalSandbox) -> None:
     started = time.monotonic()
-    assert run(box, "sleep 30 & echo started") == "started\n"
-    assert time.monotonic() - started < 5
-    assert "sleep" in run(box, "cat /proc/[0-9]*/comm")
+    pid = run(box, "sleep 30 & echo $!").strip()
+    assert time.monotonic() - started < 10
+    assert run(box, f"kill -0 {pid} && echo alive") == "alive\n"
 
 
 def test_long_output_keeps_beginning_and_end(box: LocalSandbox) -> None:

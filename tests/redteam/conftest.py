@@ -1,0 +1,94 @@
+"""One box per attack, on a tree that was exported from a repository with a history worth stealing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from swe_lightning.records import Task
+from swe_lightning.sandbox import Limits
+from swe_lightning.sandbox.check import check_host
+from swe_lightning.sandbox.local import LocalBackend, LocalSandbox
+from swe_lightning.sandbox.trees import agent_tree
+
+LIMITS = Limits(cpu=2, memory_mb=256, pids=64, disk_mb=32, output_bytes=50_000)
+FIX = "return the_only_correct_answer"
+HIDDEN_TEST = "assert_the_hidden_expectation"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def swel_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    before = os.environ.get("SWEL_HOME")
+    home = tmp_path_factory.mktemp("home")
+    os.environ["SWEL_HOME"] = str(home)
+    yield home
+    if before is None:
+        del os.environ["SWEL_HOME"]
+    else:
+        os.environ["SWEL_HOME"] = before
+
+
+@pytest.fixture(scope="session")
+def able(swel_home: Path) -> None:
+    missing = check_host()
+    if missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def backend(able: None) -> Iterator[LocalBackend]:
+    backend = LocalBackend()
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="session")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    """main holds the fix; the task's branch holds the bug, then loses its tests."""
+    root = tmp_path_factory.mktemp("repository")
+
+    def git(*arguments: str) -> None:
+        argv = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-C", str(root), *arguments]
+        subprocess.run(argv, check=True, capture_output=True)
+
+    git("init", "-q", "-b", "main")
+    (root / "m.py").write_text(f"def f():\n    {FIX}\n")
+    (root / "test_m.py").write_text(f"def test():\n    {HIDDEN_TEST}\n")
+    git("add", "-A")
+    git("commit", "-qm", "Initial")
+    git("checkout", "-qb", "pkg__1")
+    (root / "m.py").write_text("def f():\n    return None\n")
+    git("commit", "-qam", "Bug Patch")
+    git("rm", "-q", "test_m.py")
+    git("commit", "-qm", "Remove F2P Tests")
+    return Task(instance_id="pkg__1", repo="pkg", repo_path=str(root))
+
+
+@pytest.fixture
+def box(backend: LocalBackend, task: Task) -> Iterator[LocalSandbox]:
+    with backend.create(agent_tree(task, show_tests=False), limits=LIMITS) as box:
+        yield box
+
+
+@pytest.fixture
+def sh(box: LocalSandbox) -> Callable[..., str]:
+    def sh(command: str, timeout_s: float = 60) -> str:
+        return box.run(command, timeout_s=timeout_s).output.decode(errors="replace")
+
+    return sh
+
+
+@pytest.fixture
+def py(box: LocalSandbox) -> Callable[..., str]:
+    """Run Python source in the box."""
+
+    def py(source: str, timeout_s: float = 60) -> str:
+        return box.run(f"python - 2>&1 <<'END_OF_SOURCE'\n{source}\nEND_OF_SOURCE", timeout_s=timeout_s).output.decode(
+            errors="replace"
+        )
+
+    return py
