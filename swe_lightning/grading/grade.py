@@ -4,9 +4,9 @@ A fresh box from the pristine tree (buggy code, all tests present), the filtered
 task's FAIL_TO_PASS and PASS_TO_PASS ids in one session. A test that did not run counts as failed. The verdict speaks
 about the patch only: whatever a machine did wrong raises GradingError with a typed reason and is never a reward.
 
-What a test session that does not end means is settled by a control: the same tests on the tree without the patch. If
-the control ends, the patch is to blame and the verdict is "unresolved"; if it does not either, the machine (or the
-task) is broken and there is no verdict. The control runs at most once per task and grader.
+What a session that hangs, never starts or kills its box (twice) means is settled by a control: the same tests on the
+tree without the patch. If the control ends, the patch is to blame and the verdict is "unresolved"; if it does not, the
+machine or the task is broken and there is no verdict. A control that ended is not repeated for that task.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_lightning import recipe
-from swe_lightning.errors import DataError, GradingError, InfraError
+from swe_lightning.errors import DataError, GradingError, InfraError, SandboxLost
 from swe_lightning.grading.apply_patch import PatchError, from_patch
 from swe_lightning.grading.git_patch import changes_only, git_mode
 from swe_lightning.grading.memo import KeyedLock, VerdictMemo
@@ -37,6 +37,9 @@ PASSING = {"PASSED", "XFAIL", "XPASS"}
 """The one table. XFAIL passes as in SWE-bench, but only where the tests themselves expect the failure (a mark, or
 pytest.xfail() called by a test file; called elsewhere it is FAILED). XPASS is a body that ran through (strict ones are
 FAILED). SKIPPED, ERROR (set-up, tear-down, collection) and a missing test fail."""
+
+UNREPEATABLE = ("tests timed out", "the sandbox died")
+"""Beginnings of reasons that may depend on how busy the machine was: such a verdict is not remembered."""
 
 DEFAULT_TEST_CMD = "python -m pytest -q"
 
@@ -69,7 +72,7 @@ class Grader:
         self._limits = limits or Limits()
         self._memo = VerdictMemo(memo) if memo is not None and section.remember_verdicts else None
         self._trees: dict[tuple[str | None, str], Path] = {}
-        self._controls: dict[str, str] = {}
+        self._controls: set[str] = set()
         self._control_once = KeyedLock()
 
     def grade(self, task: Task, patch: bytes | TreeDiff, *, drop: tuple[str, ...] = ()) -> Verdict:
@@ -90,7 +93,10 @@ class Grader:
             return Verdict(False, 0.0, apply="failed", why=str(error), seconds=time.monotonic() - began)
         kept, dropped = filter_diff(diff, task, base, drop)
         kept = changes_only(base, kept)
-        verdict = self._remembered(task, base, kept) if self._memo else self._take(task, base, kept)
+        try:
+            verdict = self._remembered(task, base, kept) if self._memo else self._take(task, base, kept)
+        except PatchError as error:
+            verdict, method = Verdict(False, 0.0, why=str(error)), "failed"
         verdict.dropped_paths, verdict.apply = dropped, method
         verdict.seconds = time.monotonic() - began
         return verdict
@@ -112,49 +118,53 @@ class Grader:
             if known is not None:
                 return Verdict(**known)
             verdict = self._take(task, base, kept)
-            if not verdict.why.startswith("tests timed out"):  # may depend on how busy the machine was
+            if not verdict.why.startswith(UNREPEATABLE):
                 self._memo.put(key, verdict.as_dict())
             return verdict
 
     def _take(self, task: Task, base: Path, kept: TreeDiff) -> Verdict:
-        run = self._run(task, base, kept)
+        run, lost = self._run(task, base, kept)
+        if lost:  # a machine can lose a box once; a patch that kills its box does so again
+            run, lost = self._run(task, base, kept)
         if not run.finished:
-            if not run.started and not run.timed_out and run.unparsed:
+            if not run.timed_out and run.unparsed:
                 raise GradingError(
                     f"{task.instance_id}: the log says tests passed but no result was recorded; "
                     f"does test_cmd ({task.test_cmd}) run pytest?",
                     InfraReason.PARSE_ERROR,
                 )
-            self._blame(task, base, run)
+            if lost or run.timed_out or not run.started:
+                self._require_control(task, base)
         return judge(task, run)
 
-    def _blame(self, task: Task, base: Path, run: TestRun) -> None:
-        """Return if the unfinished session is the patch's doing; raise GradingError if it is not."""
-        if run.started and not run.timed_out:
-            return  # our recorder was running and something in the process stopped it: code of the tree
+    def _require_control(self, task: Task, base: Path) -> None:
+        """GradingError if the tests do not end without the patch either. A control that ended is remembered."""
         key = verdict_key(task, base, {})
         with self._control_once(key):
-            if key not in self._controls:
-                control = self._run(task, base, {})
-                self._controls[key] = "" if control.finished else control.why
-            trouble = self._controls[key]
-        if trouble:
-            reason = InfraReason.GRADING_TIMEOUT if "timed out" in trouble else InfraReason.GRADING_ERROR
-            raise GradingError(f"{task.instance_id}: {trouble}, also without the patch", reason)
+            if key in self._controls:
+                return
+            control, lost = self._run(task, base, {})
+            if control.finished:
+                self._controls.add(key)
+                return
+        timed_out = InfraReason.GRADING_TIMEOUT if control.timed_out else InfraReason.GRADING_ERROR
+        reason = lost.reason if lost else timed_out
+        raise GradingError(f"{task.instance_id}: {control.why}, also without the patch", reason)
 
-    def _run(self, task: Task, base: Path, kept: TreeDiff) -> TestRun:
+    def _run(self, task: Task, base: Path, kept: TreeDiff) -> tuple[TestRun, InfraError | None]:
+        """One session in a fresh box, and SandboxLost if the box died in it. PatchError if `kept` cannot be written."""
         try:
             with self._backend.create(base, limits=self._limits, label="grading") as box:
-                box.write(kept)
-                return run_tests(
-                    box,
-                    task.test_cmd or DEFAULT_TEST_CMD,
-                    [*task.FAIL_TO_PASS, *task.PASS_TO_PASS],
-                    env=task.test_env,
-                    timeout_s=self._section.timeout_s,
-                )
-        except GradingError:
-            raise
+                try:
+                    box.write(kept)
+                except OSError as error:
+                    raise PatchError(f"the files cannot be written: {error}") from error
+                ids = [*task.FAIL_TO_PASS, *task.PASS_TO_PASS]
+                command, timeout_s = task.test_cmd or DEFAULT_TEST_CMD, self._section.timeout_s
+                return run_tests(box, command, ids, env=task.test_env, timeout_s=timeout_s), None
+        except SandboxLost as error:
+            why = f"the sandbox died while the tests ran: {error}"
+            return TestRun({}, False, -1, False, b"", 0.0, why=why), error
         except InfraError as error:
             raise GradingError(f"{task.instance_id}: {error}", error.reason) from error
 

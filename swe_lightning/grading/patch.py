@@ -33,16 +33,24 @@ RUNNER = {"pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygmen
 
 
 def why_protected(path: str, task: Task, base: Path | None = None) -> str | None:
-    """Why a model may not change `path` (relative to the tree), or None if it may."""
-    parts = path.split("/")
-    name = parts[-1]
+    """Why a model may not change `path` (relative to the tree), or None if it may.
+
+    What lies beneath a protected name is protected too: a directory `conftest.py` would replace the file.
+    """
     if is_unsafe(path):
         return "unsafe path"
+    reasons = (_why(place, task, base) for place in (*parents(path), path))
+    return next((reason for reason in reasons if reason), None)
+
+
+def _why(path: str, task: Task, base: Path | None) -> str | None:
+    parts = path.split("/")
+    name = parts[-1]
     if name in TEST_CONFIG:
         return "test configuration"
     if any(fnmatch(name, pattern) for pattern in INTERPRETER_HOOKS):
         return "interpreter hook"
-    if GENERATED_DIRS & set(parts) or any(fnmatch(name, pattern) for pattern in GENERATED):
+    if name in GENERATED_DIRS or any(fnmatch(name, pattern) for pattern in GENERATED):
         return "generated"
     if _is_test(path, parts, task):
         return "test"
@@ -105,7 +113,8 @@ def filter_diff(
     dropped = []
     for path, state in diff.items():
         protected = path in drop or why_protected(path, task, base) or _hides(path, state, diff, task, base)
-        if protected or (path == "pyproject.toml" and not _same_test_settings(state, base)):
+        project = path.split("/", 1)[0] == "pyproject.toml"
+        if protected or (project and not _same_test_settings(path, state, base)):
             dropped.append(path)
         else:
             kept[path] = state
@@ -126,8 +135,8 @@ def _hides(path: str, state: FileState | None, diff: TreeDiff, task: Task, base:
     return any(why_protected(p, task, base) for p in below)
 
 
-def _same_test_settings(state: FileState | None, base: Path | None) -> bool:
-    if base is None or state is None or state.symlink:
+def _same_test_settings(path: str, state: FileState | None, base: Path | None) -> bool:
+    if base is None or state is None or state.symlink or path != "pyproject.toml":
         return False
     file = base / "pyproject.toml"
     before = file.read_bytes() if file.is_file() else b""

@@ -120,7 +120,11 @@ def _payload(name: str, key: bytes, test_ids: Sequence[str], files: list[str]) -
 def _command(name: str, test_cmd: str, only_files: bool, python_path: str) -> str:
     """bash: hide the recorder outside the tree, name the moment, run the command on the files that exist."""
     path = f"{python_path}:/tmp/{name}/plugin" if python_path else f"/tmp/{name}/plugin"
-    lines = [f"mv {name} /tmp/ || exit 97", f"date '+{_START.decode()}%s.%N'", "swel_root=$PWD; swel_args=()"]
+    lines = [
+        f"mv {name} /tmp/ || exit 97",
+        f'echo "{_START.decode()}${{EPOCHREALTIME:-$(date +%s.%N)}}"',
+        "swel_root=$PWD; swel_args=()",
+    ]
     if only_files:
         lines += [
             f'while IFS= read -r -d "" f; do [ -e "$f" ] && swel_args+=("$swel_root/$f"); done < /tmp/{name}/files',

@@ -72,6 +72,10 @@ DROPPED: dict[str, tuple[TreeDiff, list[str] | None]] = {
         files(**{"pytest.py": b"print('2 passed')\n", "_pytest/__init__.py": b"", "json.py": b"1/0\n"}),
         None,
     ),
+    "directories in the place of protected files": (
+        files(**{"conftest.py/x": b"", "setup.cfg/x.py": b"", "pyproject.toml/x": b"", "tests/test_add.py/x": b""}),
+        None,
+    ),
     "compiled test": (files(**{"tests/__pycache__/test_add.cpython-311.pyc": b"x"}), None),
     "path outside the tree": (files(**{"../../tmp/x.py": b"", "calc/../tests/test_add.py": PASSING_TEST}), None),
 }  # fmt: skip

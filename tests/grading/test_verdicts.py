@@ -13,7 +13,7 @@ from swe_lightning.errors import DataError, GradingError
 from swe_lightning.grading import Grader, to_patch
 from swe_lightning.grading.commands import grade_gold, grade_null, grade_predictions, read_predictions
 from swe_lightning.records import InfraReason, Task
-from swe_lightning.sandbox import FileState
+from swe_lightning.sandbox import FileState, TreeDiff
 from swe_lightning.sandbox.local import LocalBackend
 from swe_lightning.sandbox.trees import pristine_tree
 
@@ -143,6 +143,32 @@ def test_lost_sandbox_is_a_typed_infrastructure_failure(task: Task, backend: Loc
     with pytest.raises(GradingError) as caught:
         Grader(Dying(), recipe.Grading()).grade(task, {CORE: FileState(FIX)})  # type: ignore[arg-type]
     assert caught.value.reason == InfraReason.SANDBOX_LOST
+
+
+def test_patch_that_kills_its_box_is_a_wrong_answer(task: Task, backend: LocalBackend) -> None:
+    """Every box that holds the patch dies, boxes without it live."""
+
+    class Fragile:
+        def create(self, *args: object, **options: object) -> object:
+            box = backend.create(*args, **options)  # type: ignore[arg-type]
+            write = box.write
+
+            def write_or_die(changes: TreeDiff) -> None:
+                write(changes)
+                if "calc/core.py" in changes:
+                    box.destroy()
+
+            box.write = write_or_die  # type: ignore[method-assign]
+            return box
+
+    verdict = Grader(Fragile(), recipe.Grading()).grade(task, {CORE: FileState(FIX)})  # type: ignore[arg-type]
+    assert not verdict.resolved
+    assert "the sandbox died" in verdict.why
+
+
+def test_files_that_cannot_be_written_are_a_wrong_answer(grader: Grader, task: Task) -> None:
+    verdict = grader.grade(task, {CORE: FileState(FIX), "x" * 300: FileState(b"x")})
+    assert (verdict.resolved, verdict.apply) == (False, "failed")
 
 
 def test_verdicts_are_remembered_only_on_request(task: Task, backend: LocalBackend, tmp_path: Path) -> None:
