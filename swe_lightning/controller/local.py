@@ -51,6 +51,7 @@ def run_controller(
     run_dir: Path,
     stop: threading.Event | None = None,
     overdue_margin_s: float = OVERDUE_MARGIN_S,
+    reconcile_s: float = RECONCILE_S,
 ) -> None:
     """Serve until `stop` is set (default: until SIGTERM or SIGINT; a second signal leaves at once).
 
@@ -58,8 +59,9 @@ def run_controller(
     controller takes it up. Raises SwelError when workers cannot be started.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     stop = stop or _stop_on_signals()
-    controller = Controller(gateway_url, token, workers, concurrency, run_dir, overdue_margin_s)
+    controller = Controller(gateway_url, token, workers, concurrency, run_dir, overdue_margin_s, reconcile_s)
     try:
         controller.serve(stop)
     finally:
@@ -70,12 +72,20 @@ class Controller:
     """Single-threaded bookkeeping; claimer and worker pipes feed it through one queue."""
 
     def __init__(
-        self, gateway_url: str, token: str, workers: int, concurrency: int, run_dir: Path, overdue_margin_s: float
+        self,
+        gateway_url: str,
+        token: str,
+        workers: int,
+        concurrency: int,
+        run_dir: Path,
+        overdue_margin_s: float,
+        reconcile_s: float,
     ) -> None:
         self._gateway_url = gateway_url
         self._run_dir = run_dir.absolute()
         self._concurrency = concurrency
         self._overdue_margin_s = overdue_margin_s
+        self._reconcile_s = reconcile_s
         self._events: queue.Queue[Any] = queue.Queue()
         # Short patience here: the bookkeeping thread must stay awake for its workers while the gateway restarts.
         self._gateway = GatewayClient(gateway_url, token, patience_s=3)
@@ -225,7 +235,7 @@ class Controller:
 
     def _reconcile(self) -> None:
         """Compare the gateway's running rollouts with those in our hands, both ways."""
-        self._next_reconcile = time.monotonic() + RECONCILE_S
+        self._next_reconcile = time.monotonic() + self._reconcile_s
         try:
             running = self._gateway.list_rollouts(state=RolloutState.RUNNING, limit=10_000)
         except GatewayError as error:

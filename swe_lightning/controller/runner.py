@@ -20,7 +20,7 @@ from typing import Any
 from swe_lightning.controller.protocol import Job
 from swe_lightning.errors import GradingError, InfraError, MissingPart, UserError
 from swe_lightning.grading import Grader, Verdict
-from swe_lightning.grading.patch import to_patch
+from swe_lightning.grading.patch import filter_diff, to_patch
 from swe_lightning.harness import templates
 from swe_lightning.harness.mini_swe_agent import EpisodeResult, run_episode
 from swe_lightning.recipe import Grading, Harness, SandboxSection
@@ -36,7 +36,8 @@ class Rooms:
     backend: Callable[[SandboxSection, bool], Backend]
     """(section, may remembered commands be used) -> backend"""
     grader: Callable[[SandboxSection, Grading], Grader]
-    tree: Callable[..., Path] = agent_tree
+    tree: Callable[[Task, bool], Path]
+    """(task, show tests) -> the exported tree the agent works on"""
 
 
 def real_rooms(run_dir: Path) -> Rooms:
@@ -53,7 +54,13 @@ def real_rooms(run_dir: Path) -> Rooms:
         parsed = Grading.model_validate_json(grading)
         return Grader(backend(section, False), parsed, memo=memo / "verdicts", limits=limits)
 
+    @lru_cache(maxsize=10_000)
+    def tree(repository: str | None, instance_id: str, show_tests: bool) -> Path:
+        # A branch of a task repository never moves; asking git costs a process per rollout.
+        return agent_tree(Task(instance_id=instance_id, repo="", repo_path=repository), show_tests=show_tests)
+
     return Rooms(
+        tree=lambda task, show_tests: tree(task.repo_path, task.instance_id, show_tests),
         backend=lambda section, remember: backend(section.model_dump_json(), remember),
         grader=lambda section, grading: grader(section.model_dump_json(), grading.model_dump_json()),
     )
@@ -73,16 +80,10 @@ class RolloutRunner:
         """Never raises (SystemExit and the like apart)."""
         try:
             return self._run(job)
-        except InfraError as error:
-            reason, message = error.reason, str(error)
-        except MissingPart as error:
-            reason, message = InfraReason.SANDBOX_START, str(error)
-        except UserError as error:
-            reason, message = InfraReason.HARNESS_CRASH, str(error)
         except Exception as error:
-            reason, message = InfraReason.HARNESS_CRASH, f"{type(error).__name__}: {error}"
-        self._save(job, "error.txt", traceback.format_exc().encode("utf-8", "replace"))
-        return Outcome(infra_reason=reason, message=message, exit_status=reason.value)
+            reason, message = attribute(error)
+            self._save(job, "error.txt", traceback.format_exc().encode("utf-8", "replace"))
+            return Outcome(infra_reason=reason, message=message, exit_status=reason.value)
 
     def cancel(self, key: tuple[str, int]) -> None:
         """Take the box away from a rollout that nobody wants any more; it ends at its next command."""
@@ -104,7 +105,7 @@ class RolloutRunner:
         sandbox = SandboxSection.model_validate(config.get("sandbox", {}))
         grading = Grading.model_validate(config.get("grading", {}))
         clock = Clock()
-        tree = self._rooms.tree(task, show_tests=sandbox.show_tests)
+        tree = self._rooms.tree(task, sandbox.show_tests)
         episode, diff = self._play(job, task, harness, sandbox, tree, clock)
         if episode.infra_reason is not None:
             return Outcome(
@@ -116,9 +117,11 @@ class RolloutRunner:
                 reward=0.0, message=f"not submitted: {episode.message}"[:500], exit_status=episode.exit_status,
                 verdict={"n_calls": episode.n_calls, "seconds": clock.seconds},
             )  # fmt: skip
-        if diff:
-            self._save(job, "patch", to_patch(tree, diff))
-        verdict = self._grade(task, diff, tuple(harness.agent_files), self._rooms.grader(sandbox, grading))
+        own_files = tuple(harness.agent_files)
+        graded, _ = filter_diff(diff, task, tree, own_files)
+        if graded:
+            self._save(job, "patch", to_patch(tree, graded))
+        verdict = self._grade(task, diff, own_files, self._rooms.grader(sandbox, grading))
         clock.lap("grading")
         details: dict[str, Any] = {**asdict(verdict), "n_calls": episode.n_calls}
         details |= {"grading_seconds": verdict.seconds, "seconds": clock.seconds}
@@ -128,7 +131,7 @@ class RolloutRunner:
         self, job: Job, task: Task, harness: Harness, sandbox: SandboxSection, tree: Path, clock: Clock
     ) -> tuple[EpisodeResult, TreeDiff]:
         """The episode and, where it was submitted, what it changed. The box is gone afterwards."""
-        files = templates.agent_files(harness, task)
+        files = templates.agent_files(harness, task, tree)
         backend = self._rooms.backend(sandbox, job.rollout.mode == "train")
         box = backend.create(
             tree, env=templates.agent_env(harness, task), limits=Limits.of(sandbox), label=self._label, files=files
@@ -173,6 +176,17 @@ class RolloutRunner:
         except OSError:
             # A full disk must not turn a verdict into a failure; the gateway's record does not depend on this file.
             pass
+
+
+def attribute(error: Exception) -> tuple[InfraReason, str]:
+    """Which machine is to blame. Nothing that is raised here was decided by the policy."""
+    if isinstance(error, InfraError):
+        return error.reason, str(error)
+    if isinstance(error, MissingPart):
+        return InfraReason.SANDBOX_START, str(error)
+    if isinstance(error, UserError):
+        return InfraReason.HARNESS_CRASH, str(error)
+    return InfraReason.HARNESS_CRASH, f"{type(error).__name__}: {error}"
 
 
 class Clock:

@@ -97,6 +97,7 @@ def main() -> None:
     die_with_parent(options.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     # stdout carries the protocol: give it a descriptor of its own, so that a stray print cannot corrupt it.
     out = os.dup(1)
     os.dup2(2, 1)

@@ -9,8 +9,10 @@ The defaults speak of files and a shell only: the agent's tree has no version co
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template, TemplateError
@@ -141,14 +143,29 @@ def agent_env(harness: Harness, task: Task) -> dict[str, str]:
     return {**task.test_env, **own}
 
 
-def agent_files(harness: Harness, task: Task) -> dict[str, bytes]:
-    """Files put into the agent's tree, by path."""
-    variables = task_variables(task)
+def agent_files(harness: Harness, task: Task, tree: Path) -> dict[str, bytes]:
+    """Files put into the agent's tree, by path. Templates may call `read(path)` for the content of a file of `tree`."""
+    if not harness.agent_files:
+        return {}
+    variables = {**task_variables(task), "read": _reader(tree)}
     rendered = {
         path: render(source, variables, f"harness.agent_files.{path}", keep_newline=True)
         for path, source in harness.agent_files.items()
     }
-    return {path: text.encode("utf-8") for path, text in rendered.items()}
+    return {path: text.encode("utf-8", "surrogateescape") for path, text in rendered.items()}
+
+
+def _reader(tree: Path) -> Callable[[str], str]:
+    """Bytes that are not UTF-8 pass through unharmed."""
+    root = tree.resolve()
+
+    def read(path: str) -> str:
+        file = (root / path).resolve()
+        if not file.is_relative_to(root) or not file.is_file():
+            raise RecipeError(f"harness.agent_files: read({path!r}) is not a file of the task's tree")
+        return file.read_bytes().decode("utf-8", "surrogateescape")
+
+    return read
 
 
 def task_variables(task: Task) -> dict[str, Any]:

@@ -49,9 +49,19 @@ def test_environment_is_the_tasks_and_then_the_recipes():
 
 def test_files_keep_their_last_newline_and_quote_for_the_shell(tmp_path: Path):
     harness = Harness(agent_files={"test.sh": "{{ test_cmd }} {{ FAIL_TO_PASS | shell_quote }}\n"})
-    made = templates.agent_files(harness, TASK)
+    made = templates.agent_files(harness, TASK, tmp_path)
     expected = b"python -m pytest 'tests/test_a.py::TestA::test_half[1-2]' 'tests/test a.py::test_other'\n"
     assert made == {"test.sh": expected}
+
+
+def test_files_can_hold_what_a_file_of_the_tree_holds(tmp_path: Path):
+    data = b"caf\xe9\r\nx = 1\n\n"
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a b.py").write_bytes(data)
+    harness = Harness(agent_files={"kept": "{{ read(bug_file) }}"})
+    assert templates.agent_files(harness, TASK, tmp_path) == {"kept": data}
+    with pytest.raises(RecipeError, match="not a file of the task's tree"):
+        templates.agent_files(Harness(agent_files={"x": "{{ read('../secret') }}"}), TASK, tmp_path / "src")
 
 
 def test_observation_speaks_both_dialects():
