@@ -6,21 +6,19 @@ control calls are idempotent: repeating one changes nothing. Long polls wake on 
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import re
 import uuid
-from collections.abc import Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from swe_lightning.gateway import compact, metrics
+from swe_lightning.gateway.bodies import Change, NewEvent, NewModel, NewRollouts, Pause
+from swe_lightning.gateway.changes import Changes
 from swe_lightning.gateway.gate import Gate
 from swe_lightning.gateway.jsonio import dumps
 from swe_lightning.gateway.problems import Problem
@@ -28,99 +26,9 @@ from swe_lightning.gateway.proxy import PREFIX, Proxy
 from swe_lightning.gateway.store import CALL_KIND, Store
 from swe_lightning.gateway.tokens import Claims, Keyring, bearer, require
 from swe_lightning.gateway.upstream import Upstreams
-from swe_lightning.records import InfraReason, Outcome, Rollout, RolloutState
+from swe_lightning.records import Outcome, Rollout, RolloutState
 
 RESERVED = {CALL_KIND, "claimed", "released", "cancelled", "reward"}
-MAX_WAIT_S = 60.0
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+=~-]{0,199}")
-
-
-class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class NewRollout(Body):
-    """A rollout to run. Without `rollout_id` the gateway chooses one (and the call is then not repeatable)."""
-
-    rollout_id: str = Field("", pattern=f"^({_ID.pattern})?$")
-    group_id: str = Field(min_length=1, max_length=200)
-    mode: Literal["train", "val"] = "train"
-    max_attempts: int = Field(3, ge=1, le=1000)
-    timeout_s: float = Field(5400.0, gt=0)
-    task: dict[str, Any] = Field(default_factory=dict)
-    config: dict[str, Any] = Field(default_factory=dict)
-
-
-class NewRollouts(Body):
-    rollouts: list[NewRollout] = Field(max_length=10_000)
-
-
-class Change(Body):
-    """running = claim it; queuing = its attempt is lost (release); failed = give it up (cancel)."""
-
-    state: Literal["running", "queuing", "failed"]
-    worker: str = ""
-    claim_id: str = Field("", max_length=100)
-    attempt: int | None = None
-    reason: InfraReason = InfraReason.WORKER_LOST
-    message: str = ""
-    event_id: str = Field("", max_length=100)
-
-
-class NewEvent(Body):
-    """A custom event, or `type` reward with the outcome that ends the attempt (grade scope)."""
-
-    type: str = Field(min_length=1, max_length=100)
-    data: dict[str, Any] = Field(default_factory=dict)
-    outcome: Outcome | None = None
-    event_id: str = Field("", max_length=100)
-
-
-class NewModel(Body):
-    url: str = Field(pattern=r"^https?://\S+$", max_length=2000)
-    name: str = Field("policy", min_length=1, max_length=200)
-    version: int = Field(0, ge=0)
-    max_context: int | None = Field(None, ge=1)
-
-
-class Pause(Body):
-    drain_s: float | None = Field(None, ge=0, le=86400)
-    """Wait this long for calls in flight; None: do not wait."""
-
-
-class Changes:
-    """Wakes long polls after commits that changed a rollout."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def bind(self) -> None:
-        self._loop = asyncio.get_running_loop()
-
-    def notify(self) -> None:
-        """From any thread."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake)
-
-    def _wake(self) -> None:
-        self._event.set()
-        self._event = asyncio.Event()
-
-    async def poll(self, query: Callable[[], Any], enough: Callable[[Any], bool], wait_s: float) -> Any:
-        """The first result that is enough, or what there is after `wait_s`."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + min(wait_s, MAX_WAIT_S)
-        while True:
-            event = self._event  # taken before the query: a change after it is not missed
-            result = await run_in_threadpool(query)
-            left = deadline - loop.time()
-            if enough(result) or left <= 0:
-                return result
-            try:
-                await asyncio.wait_for(event.wait(), left)
-            except TimeoutError:
-                continue
 
 
 class Gateway:
@@ -161,7 +69,8 @@ class Gateway:
 
     async def refuse(self, problem: Problem) -> Response:
         if problem.late:
-            await self.store.writer.acall(self.store.count("late_reports"))
+            with suppress(Problem):  # a store that cannot count must not hide why the report is refused
+                await self.store.writer.acall(self.store.count("late_reports"))
         return Response(problem.body(), problem.status, headers=problem.headers())
 
 
@@ -198,6 +107,10 @@ def _add_error_handlers(app: FastAPI, gateway: Gateway) -> None:
         code = {404: "unknown_path", 405: "wrong_method"}.get(error.status_code, "bad_request")
         return await gateway.refuse(Problem(error.status_code, code, str(error.detail)))
 
+    async def on_bug(_request: Request, _error: Exception) -> Response:
+        return await gateway.refuse(Problem(500, "internal_error", "the gateway failed; its log has the traceback"))
+
+    app.add_exception_handler(Exception, on_bug)
     app.add_exception_handler(Problem, on_problem)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)

@@ -50,7 +50,7 @@ class GatewayClient:
         self.patience_s = patience_s
         limits = httpx.Limits(max_connections=256, max_keepalive_connections=64, keepalive_expiry=30)
         timeout = httpx.Timeout(60, connect=10, pool=60)
-        headers = {"authorization": f"Bearer {token}"}
+        headers = {"authorization": f"Bearer {token}"} if token else {}
         verify = self.url.startswith("https")  # reading the system's certificates takes longer than the whole exchange
         self._http = httpx.Client(headers=headers, limits=limits, timeout=timeout, trust_env=False, verify=verify)
 

@@ -8,6 +8,7 @@ committed; a client that disconnects cancels the upstream generation and leaves 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
@@ -90,7 +91,8 @@ class Proxy:
     async def _refuse(self, send: Any, problem: Problem) -> None:
         self.results[problem.code] += 1
         if problem.late:
-            await self.store.writer.acall(self.store.count("late_calls"))
+            with contextlib.suppress(Problem):  # a store that cannot count must not hide why the call is refused
+                await self.store.writer.acall(self.store.count("late_calls"))
         headers = [(k.encode(), v.encode()) for k, v in problem.headers().items()]
         await _send(send, problem.status, *headers, problem.body())
 

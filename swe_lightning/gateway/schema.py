@@ -84,7 +84,9 @@ def open_engine(url: str) -> sa.Engine:
     """An engine on `url` whose tables exist and have the current version."""
     if not url.startswith("sqlite"):
         raise MissingPart(f"store {url.split(':')[0]} is not part of this version; leave store_url unset to use SQLite")
-    engine = sa.create_engine(url, connect_args={"timeout": 60, "check_same_thread": False}, pool_size=16)
+    engine = sa.create_engine(
+        url, connect_args={"timeout": 60, "check_same_thread": False}, pool_size=16, max_overflow=48
+    )
     sa.event.listen(engine, "connect", _configure)
     sa.event.listen(engine, "begin", _begin)
     try:

@@ -8,34 +8,20 @@ returns what the first one did.
 
 from __future__ import annotations
 
-import hashlib
-import math
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
-from swe_lightning.gateway import compact, lifecycle, schema
-from swe_lightning.gateway.jsonio import dumps, loads
-from swe_lightning.gateway.lifecycle import Position
+from swe_lightning.gateway import compact, lifecycle, rows, schema
+from swe_lightning.gateway.jsonio import dumps
 from swe_lightning.gateway.problems import Problem, unknown_rollout
+from swe_lightning.gateway.rows import CALL_KIND, Live
 from swe_lightning.gateway.schema import events, meta, models, rollouts
 from swe_lightning.gateway.writer import Transaction, Writer
 from swe_lightning.records import ModelCall, Outcome, Rollout, RolloutState
-
-CALL_KIND = "model_call"
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """What the hot path needs to know of a running rollout."""
-
-    attempt: int
-    mode: str
-    sampling: dict[str, Any]
 
 
 class Store:
@@ -50,7 +36,7 @@ class Store:
         with self.engine.connect() as c:
             columns = (rollouts.c.rollout_id, rollouts.c.attempt, rollouts.c.mode, rollouts.c.config)
             for row in c.execute(sa.select(*columns).where(rollouts.c.state == RolloutState.RUNNING)):
-                self._live[row.rollout_id] = _live(row.attempt, row.mode, row.config)
+                self._live[row.rollout_id] = rows.live(row.attempt, row.mode, row.config)
         self.writer = Writer(self.engine, on_rollback=self._forget, linger_s=linger_s)
 
     def close(self) -> None:
@@ -64,18 +50,18 @@ class Store:
 
         def operation(tx: Transaction) -> list[Rollout]:
             found = {r.rollout_id: _row(tx, r.rollout_id) for r in wanted}
-            digests = {r.rollout_id: _digest(r) for r in wanted}
+            digests = {r.rollout_id: rows.digest(r) for r in wanted}
             for r in wanted:
                 row = found[r.rollout_id]
-                if (row is not None and row.digest != digests[r.rollout_id]) or digests[r.rollout_id] != _digest(r):
+                if (row is not None and row.digest != digests[r.rollout_id]) or digests[r.rollout_id] != rows.digest(r):
                     message = f"rollout {r.rollout_id} exists with other content; choose another rollout_id"
                     raise Problem(409, "rollout_differs", message)
-            now = time.time()
-            new = {r.rollout_id: _new_row(r, digests[r.rollout_id], now) for r in wanted if found[r.rollout_id] is None}
+            now, missing = time.time(), [r for r in wanted if found[r.rollout_id] is None]
+            new = {r.rollout_id: rows.new_row(r, digests[r.rollout_id], now) for r in missing}
             if new:
                 tx.connection.execute(sa.insert(rollouts), list(new.values()))
                 tx.hooks.append(self.on_change)
-            return [_rollout(_require_row(tx, r.rollout_id)) for r in wanted]
+            return [rows.rollout(_require_row(tx, r.rollout_id)) for r in wanted]
 
         return operation
 
@@ -85,14 +71,14 @@ class Store:
         def operation(tx: Transaction) -> Rollout:
             row = _require_row(tx, rollout_id)
             if claim_id and row.claim_id == claim_id and row.state == RolloutState.RUNNING:
-                return _rollout(row)
-            changes = lifecycle.claim(_position(row), time.time())
+                return rows.rollout(row)
+            changes = lifecycle.claim(rows.position(row), time.time())
             self._update(tx, row, changes | {"claim_id": claim_id or None, "worker": worker})
             attempt = changes["attempt"]
             self._append(tx, rollout_id, attempt, "claimed", {"worker": worker}, claim_id or uuid.uuid4().hex)
-            live = _live(attempt, row.mode, row.config)
+            live = rows.live(attempt, row.mode, row.config)
             tx.hooks.append(lambda: self._live.__setitem__(rollout_id, live))
-            return _rollout(_require_row(tx, rollout_id))
+            return rows.rollout(_require_row(tx, rollout_id))
 
         return operation
 
@@ -104,27 +90,27 @@ class Store:
         def operation(tx: Transaction) -> Rollout:
             row = _require_row(tx, rollout_id)
             if event_id and _known_event(tx, rollout_id, event_id):
-                return _rollout(row)
-            changes = lifecycle.report(_position(row), attempt, outcome, time.time())
+                return rows.rollout(row)
+            changes = lifecycle.report(rows.position(row), attempt, outcome, time.time())
             data = {"outcome": outcome.model_dump(mode="json")}
             self._append(tx, rollout_id, attempt, kind, data, event_id or uuid.uuid4().hex)
             self._update(tx, row, changes)
             self._end_attempt(tx, rollout_id, attempt)
-            return _rollout(_require_row(tx, rollout_id))
+            return rows.rollout(_require_row(tx, rollout_id))
 
         return operation
 
     def cancel(self, rollout_id: str, message: str) -> Callable[[Transaction], Rollout]:
         def operation(tx: Transaction) -> Rollout:
             row = _require_row(tx, rollout_id)
-            changes = lifecycle.cancel(_position(row), message, time.time())
+            changes = lifecycle.cancel(rows.position(row), message, time.time())
             if changes:
                 if row.attempt:
                     data = {"outcome": changes["outcome"].model_dump(mode="json")}
                     self._append(tx, rollout_id, row.attempt, "cancelled", data, uuid.uuid4().hex)
                 self._update(tx, row, changes)
                 self._end_attempt(tx, rollout_id, row.attempt)
-            return _rollout(_require_row(tx, rollout_id))
+            return rows.rollout(_require_row(tx, rollout_id))
 
         return operation
 
@@ -133,7 +119,7 @@ class Store:
             row = c.execute(sa.select(rollouts).where(rollouts.c.rollout_id == rollout_id)).first()
         if row is None:
             raise unknown_rollout(rollout_id)
-        return _rollout(row)
+        return rows.rollout(row)
 
     def list_rollouts(self, state: str | None, group_id: str | None, limit: int) -> list[Rollout]:
         """In order of creation."""
@@ -143,14 +129,14 @@ class Store:
         if group_id:
             query = query.where(rollouts.c.group_id == group_id)
         with self.engine.connect() as c:
-            return [_rollout(row) for row in c.execute(query)]
+            return [rows.rollout(row) for row in c.execute(query)]
 
     def terminal(self, after: int, limit: int) -> tuple[list[Rollout], int]:
         """The completion log after cursor `after`, and the cursor behind what is returned."""
         query = sa.select(rollouts).where(rollouts.c.terminal > after).order_by(rollouts.c.terminal).limit(limit)
         with self.engine.connect() as c:
-            rows = c.execute(query).all()
-        return [_rollout(row) for row in rows], rows[-1].terminal if rows else after
+            found = c.execute(query).all()
+        return [rows.rollout(row) for row in found], found[-1].terminal if found else after
 
     def cached_live(self, rollout_id: str, attempt: int) -> Live | None:
         """The running attempt if this process knows it to run; None says nothing."""
@@ -165,8 +151,8 @@ class Store:
                 row = c.execute(sa.select(rollouts).where(rollouts.c.rollout_id == rollout_id)).first()
             if row is None:
                 raise unknown_rollout(rollout_id)
-            lifecycle.must_be_current(_position(row), attempt)
-            return _live(row.attempt, row.mode, row.config)
+            lifecycle.must_be_current(rows.position(row), attempt)
+            return rows.live(row.attempt, row.mode, row.config)
         return live
 
     # ---- events ---------------------------------------------------------------------------------------------------
@@ -180,7 +166,7 @@ class Store:
             known = _known_event(tx, rollout_id, event_id) if event_id else None
             if known is not None:
                 return known
-            lifecycle.must_be_current(_position(_require_row(tx, rollout_id)), attempt)
+            lifecycle.must_be_current(rows.position(_require_row(tx, rollout_id)), attempt)
             return self._append(tx, rollout_id, attempt, kind, data, event_id or uuid.uuid4().hex)
 
         return operation
@@ -196,7 +182,7 @@ class Store:
             if known is not None:
                 return known
             if self.cached_live(call.rollout_id, call.attempt) is None:  # not cached: ask the table
-                lifecycle.must_be_current(_position(_require_row(tx, call.rollout_id)), call.attempt)
+                lifecycle.must_be_current(rows.position(_require_row(tx, call.rollout_id)), call.attempt)
             key = (call.rollout_id, call.attempt)
             call.sequence = self._take_sequence(tx, key)
             encoder = self._encoders.setdefault(key, compact.Encoder())
@@ -225,8 +211,8 @@ class Store:
         if attempt is not None:
             query = query.where(events.c.attempt == attempt)
         with self.engine.connect() as c:
-            rows = c.execute(query.order_by(events.c.attempt, events.c.sequence)).mappings().all()
-        return [_event(row) for row in rows]
+            found = c.execute(query.order_by(events.c.attempt, events.c.sequence)).mappings().all()
+        return [rows.event(row) for row in found]
 
     def call_rows(self, rollout_id: str, attempt: int | None) -> list[dict[str, Any]]:
         """Compact rows of an attempt's model calls (None: the rollout's last attempt), in order."""
@@ -274,8 +260,8 @@ class Store:
     def counts(self) -> dict[str, int]:
         """Rollouts by state."""
         with self.engine.connect() as c:
-            rows = c.execute(sa.select(rollouts.c.state, sa.func.count()).group_by(rollouts.c.state)).all()
-        return {state: 0 for state in RolloutState} | {row[0]: row[1] for row in rows}
+            found = c.execute(sa.select(rollouts.c.state, sa.func.count()).group_by(rollouts.c.state)).all()
+        return {state: 0 for state in RolloutState} | {row[0]: row[1] for row in found}
 
     # ---- inside a transaction -------------------------------------------------------------------------------------
 
@@ -338,61 +324,3 @@ def _row(tx: Transaction, rollout_id: str) -> Any:
 def _known_event(tx: Transaction, rollout_id: str, event_id: str) -> int | None:
     where = (events.c.rollout_id == rollout_id, events.c.event_id == event_id)
     return tx.connection.execute(sa.select(events.c.sequence).where(*where)).scalar()
-
-
-def _position(row: Any) -> Position:
-    return Position(row.rollout_id, RolloutState(row.state), row.attempt, row.max_attempts)
-
-
-def _live(attempt: int, mode: str, config: bytes) -> Live:
-    sampling = loads(config).get("sampling")
-    return Live(attempt, mode, sampling if isinstance(sampling, dict) else {})
-
-
-def _digest(r: Rollout) -> bytes:
-    content = [r.group_id, r.mode, r.max_attempts, r.timeout_s, r.task, r.config]
-    return hashlib.sha256(dumps(content, sort_keys=True)).digest()
-
-
-def _new_row(r: Rollout, digest: bytes, now: float) -> dict[str, Any]:
-    if not math.isfinite(r.timeout_s):
-        raise Problem(422, "bad_request", f"rollout {r.rollout_id}: timeout_s is not a number")
-    return {
-        "rollout_id": r.rollout_id,
-        "group_id": r.group_id,
-        "mode": r.mode,
-        "state": RolloutState.QUEUING,
-        "attempt": 0,
-        "max_attempts": r.max_attempts,
-        "timeout_s": r.timeout_s,
-        "digest": digest,
-        "created_at": now,
-        "task": dumps(r.task),
-        "config": dumps(r.config),
-    }
-
-
-def _rollout(row: Any) -> Rollout:
-    return Rollout(
-        rollout_id=row.rollout_id,
-        group_id=row.group_id,
-        mode=row.mode,
-        state=RolloutState(row.state),
-        attempt=row.attempt,
-        max_attempts=row.max_attempts,
-        task=loads(row.task),
-        config=loads(row.config),
-        timeout_s=row.timeout_s,
-        created_at=row.created_at,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-        outcome=Outcome.model_validate(loads(row.outcome)) if row.outcome else None,
-        weight_versions=loads(row.weight_versions) if row.weight_versions else [],
-    )
-
-
-def _event(row: Any) -> dict[str, Any]:
-    shown = {name: row[name] for name in ("attempt", "sequence", "kind", "event_id", "at")}
-    if row["kind"] != CALL_KIND:
-        return shown | {"data": loads(row["body"])}
-    return shown | {"data": compact.summary(row)}

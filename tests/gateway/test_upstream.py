@@ -11,7 +11,9 @@ import httpx
 import orjson
 import pytest
 
+from swe_lightning.errors import UpstreamError
 from swe_lightning.gateway.fakes import chat_reply
+from swe_lightning.gateway.probe import probe_engine
 from swe_lightning.records import ModelCall
 
 from .conftest import EngineServer, GatewayProcess, ask, code_of, http, until
@@ -167,6 +169,22 @@ def test_rollouts_stick_to_an_engine_and_move_when_it_dies(gateway: GatewayProce
     engine.engine.latency_s = 0.0
     assert [ask(lease).status_code for lease in leases] == [200] * 6
     assert {gateway.client.calls(lease.rollout.rollout_id)[-1].upstream for lease in leases} == {engine.url}
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda r: r.pop("prompt_token_ids"), "prompt_token_ids"),
+        (lambda r: r["choices"][0].pop("token_ids"), "token_ids"),
+        (lambda r: r["choices"][0].pop("logprobs"), "logprobs"),
+        (lambda r: r.pop("choices"), "upstream_error"),
+    ],
+)
+def test_the_probe_names_what_an_engine_lacks(engine: EngineServer, change: Any, field: str) -> None:
+    probe_engine(engine.url)
+    engine.engine.behaviour = reply_with(change)
+    with pytest.raises(UpstreamError, match=field):
+        probe_engine(engine.url)
 
 
 def test_no_model_registered(gateway: GatewayProcess, engine: EngineServer) -> None:

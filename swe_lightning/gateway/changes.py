@@ -1,0 +1,46 @@
+"""Long polls that wake on commits: nobody asks the store again and again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+MAX_WAIT_S = 60.0
+
+
+class Changes:
+    """Wakes long polls after commits that changed a rollout."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def bind(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def notify(self) -> None:
+        """From any thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def poll(self, query: Callable[[], Any], enough: Callable[[Any], bool], wait_s: float) -> Any:
+        """The first result that is enough, or what there is after `wait_s`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(wait_s, MAX_WAIT_S)
+        while True:
+            event = self._event  # taken before the query: a change after it is not missed
+            result = await run_in_threadpool(query)
+            left = deadline - loop.time()
+            if enough(result) or left <= 0:
+                return result
+            try:
+                await asyncio.wait_for(event.wait(), left)
+            except TimeoutError:
+                continue
