@@ -100,7 +100,8 @@ def markdown(result: dict[str, object]) -> str:
     assert isinstance(cpu, dict)
     lines = [
         f"`python benchmarks/demo.py`, {time.strftime('%Y-%m-%d')}: {os.cpu_count()} cores "
-        f"({platform.machine()}, Python {platform.python_version()}), load {result['load_before']:.1f} before the start.",
+        f"({platform.machine()}, Python {platform.python_version()}), "
+        f"load {result['load_before']:.1f} before the start.",
         "",
         "| stage | seconds |",
         "|---|---|",
@@ -112,7 +113,8 @@ def markdown(result: dict[str, object]) -> str:
         f"| rollouts per minute (training, {result['steps']} steps) | {result['rollouts_per_minute']:.0f} |",
         f"| sampled tokens per second of the rollout phase | {result['sampled_tokens_per_rollout_second']:.0f} |",
         f"| tokens per second of the update (padding apart) | {result['update_tokens_per_second']:.0f} |",
-        f"| seconds per step: rollouts, update | {result['rollout_s_per_step']:.1f}, {result['update_s_per_step']:.1f} |",
+        f"| seconds per step: rollouts | {result['rollout_s_per_step']:.1f} |",
+        f"| seconds per step: update | {result['update_s_per_step']:.1f} |",
         "",
         "| CPU seconds of | |",
         "|---|---|",
