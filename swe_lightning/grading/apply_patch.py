@@ -92,8 +92,10 @@ _APPLY = {
 
 
 def is_unsafe(path: str) -> bool:
+    """Leaves the tree, reaches into git's own directory, or is longer than any file system here takes."""
     parts = path.split("/")
-    return path.startswith("/") or ".." in parts or "" in parts or "\0" in path or parts[0] == ".git"
+    too_long = len(os.fsencode(path)) > 1024 or any(len(os.fsencode(part)) > 255 for part in parts)
+    return path.startswith("/") or ".." in parts or "" in parts or "\0" in path or parts[0] == ".git" or too_long
 
 
 def parents(path: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ from swe_lightning.errors import DataError, GradingError
 from swe_lightning.grading import Grader, to_patch
 from swe_lightning.grading.commands import grade_gold, grade_null, grade_predictions, read_predictions
 from swe_lightning.records import InfraReason, Task
-from swe_lightning.sandbox import FileState, TreeDiff
+from swe_lightning.sandbox import FileState, Limits, TreeDiff
 from swe_lightning.sandbox.local import LocalBackend
 from swe_lightning.sandbox.trees import pristine_tree
 
@@ -166,9 +166,17 @@ def test_patch_that_kills_its_box_is_a_wrong_answer(task: Task, backend: LocalBa
     assert "the sandbox died" in verdict.why
 
 
-def test_files_that_cannot_be_written_are_a_wrong_answer(grader: Grader, task: Task) -> None:
-    verdict = grader.grade(task, {CORE: FileState(FIX), "x" * 300: FileState(b"x")})
+def test_files_that_cannot_be_written_are_a_wrong_answer(backend: LocalBackend, task: Task) -> None:
+    small = Grader(backend, recipe.Grading(), limits=Limits(disk_mb=16))
+    verdict = small.grade(task, {CORE: FileState(FIX), "huge": FileState(bytes(24 << 20))})
     assert (verdict.resolved, verdict.apply) == (False, "failed")
+    assert "cannot be written" in verdict.why
+
+
+def test_names_no_file_system_takes_are_dropped(grader: Grader, task: Task) -> None:
+    verdict = grader.grade(task, {CORE: FileState(FIX), "x" * 300: FileState(b"x")})
+    assert verdict.resolved
+    assert verdict.dropped_paths == ["x" * 300]
 
 
 def test_verdicts_are_remembered_only_on_request(task: Task, backend: LocalBackend, tmp_path: Path) -> None:
