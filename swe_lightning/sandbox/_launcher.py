@@ -284,13 +284,15 @@ class Launcher:
             with contextlib.suppress(OSError):  # an odd file system or an old kernel: the copy below serves
                 os.mkdir("tree")
                 os.mkdir("files")
-                bind_tree(tree, "tree", namespace)
+                bind_tree(tree, "tree", namespace)  # also seen by the box as the original tree
                 write_files(files, "files", uid)
                 mount_overlay(["files", "tree"], userxattr=uid is None, uid=uid)
                 return "overlay"
-        for name in ("upper", "merged"):
+        for name in ("upper", "merged", "tree"):
             if not os.path.isdir(name):
                 os.mkdir(name)
+        if not os.path.ismount("tree"):
+            mount(tree, "tree", flags=MS_BIND)
         copy_tree(tree, "upper", uid)
         write_files(files, "upper", uid)
         if uid is not None:

@@ -18,6 +18,8 @@ from typing import Protocol, runtime_checkable
 from swe_lightning.recipe import SandboxSection
 
 TREE_ROOT = "/testbed"
+ORIGINAL_ROOT = "/testbed.orig"
+"""The tree as it was given, read-only: what an agent without git compares with and restores from."""
 """Where the tree lies in every sandbox; also the working directory of every command."""
 
 

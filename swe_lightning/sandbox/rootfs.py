@@ -133,6 +133,7 @@ def _arguments(stage: str, prefix: Path, executable: Path, outside_usr: bool) ->
     arguments += ["--ro-bind", f"{stage}/src/env", ENV_IN_BOX, "--ro-bind", f"{stage}/lib", "/run/box"]
     arguments += ["--proc", "/proc", "--dev", "/dev", "--bind", f"{stage}/box/shm", "/dev/shm", "--remount-ro", "/dev"]
     arguments += ["--bind", f"{stage}/box/tmp", "/tmp", "--bind", f"{stage}/box/merged", base.TREE_ROOT]
+    arguments += ["--ro-bind", f"{stage}/box/tree", base.ORIGINAL_ROOT]
     arguments += ["--symlink", "/tmp", "/var/tmp", "--remount-ro", "/", "--chdir", base.TREE_ROOT, "--"]
     return [*arguments, str(executable), "-I", "-S", "/run/box/server.pyc", "3"]
 

@@ -183,3 +183,11 @@ def host_pid(box: LocalSandbox) -> int:
         if line.startswith("Pid:"):
             return int(line.split()[1])
     raise AssertionError("no pid")
+
+
+def test_the_original_tree_is_there_to_compare_with_and_cannot_be_changed(box: LocalSandbox) -> None:
+    assert box.run("echo new > pkg/a.py; cat /testbed.orig/pkg/a.py", timeout_s=5).output == b"x = 1\n"
+    assert box.run("echo bad > /testbed.orig/pkg/a.py", timeout_s=5).exit_code != 0
+    assert box.run("rm -rf /testbed.orig/pkg", timeout_s=5).exit_code != 0
+    assert box.run("cp /testbed.orig/pkg/a.py pkg/a.py", timeout_s=5).exit_code == 0
+    assert box.diff() == {}
