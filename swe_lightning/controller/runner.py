@@ -41,18 +41,19 @@ class Rooms:
 
 
 def real_rooms(run_dir: Path) -> Rooms:
-    memo = run_dir / "memo"
+    def memo_of(section: SandboxSection) -> Path:
+        return section.memo_dir or run_dir / "memo"
 
     @lru_cache(maxsize=64)
     def backend(section: str, remember: bool) -> Backend:
         parsed = SandboxSection.model_validate_json(section)
-        return make_backend(parsed, memo_dir=memo / "commands" if remember else None)
+        return make_backend(parsed, memo_dir=memo_of(parsed) / "commands" if remember else None)
 
     @lru_cache(maxsize=64)
     def grader(section: str, grading: str) -> Grader:
-        limits = Limits.of(SandboxSection.model_validate_json(section))
-        parsed = Grading.model_validate_json(grading)
-        return Grader(backend(section, False), parsed, memo=memo / "verdicts", limits=limits)
+        sandbox, parsed = SandboxSection.model_validate_json(section), Grading.model_validate_json(grading)
+        memo = memo_of(sandbox) / "verdicts"
+        return Grader(backend(section, False), parsed, memo=memo, limits=Limits.of(sandbox))
 
     @lru_cache(maxsize=10_000)
     def tree(repository: str | None, instance_id: str, show_tests: bool) -> Path:
