@@ -78,7 +78,10 @@ def test_a_rollout_out_of_time_is_worth_nothing(machine):
 def test_the_recipes_files_and_variables_are_the_agents_and_never_part_of_its_patch(machine):
     harness = {
         "agent_env": {"F": "{{ missing_in_real_rows | default('calc.py') }}"},
-        "agent_files": {"test.sh": "{{ test_cmd }} {{ FAIL_TO_PASS | shell_quote }} | tail -n 1\n"},
+        "agent_files": {
+            "test.sh": "{{ test_cmd }} -p no:cacheprovider {{ FAIL_TO_PASS | shell_quote }} | tail -n 1\n",
+            ".before": "{{ read('calc.py') }}",
+        },
     }
     ids = machine.submit(
         {"tools": ["sed -i 's/a - b/a + b/' $F; sh test.sh", "cat .before; echo broken > test.sh", SUBMIT]},
