@@ -88,7 +88,10 @@ class Loop:
         from swe_lightning.policy.worker import TrainWorker
 
         algorithm, training = self.recipe.algorithm, self.recipe.training
-        self.worker: TrainWorker = TrainWorker(initial, training, algorithm, reference=algorithm.kl_coef > 0)
+        temperature = self.recipe.rollout.temperature
+        self.worker: TrainWorker = TrainWorker(
+            initial, training, algorithm, reference=algorithm.kl_coef > 0, temperature=temperature
+        )
         step, current = self._restore(initial, resuming)
         rollout = self.recipe.rollout
         with Stack(
