@@ -57,5 +57,6 @@ def _restrict(logits: torch.Tensor, s: Sampling) -> torch.Tensor:
         ordered, order = logits.sort(descending=True)
         mass = ordered.softmax(-1)
         outside = mass.cumsum(-1) - mass >= s.top_p
+        outside[0] = False
         logits = logits.masked_fill(torch.zeros_like(outside).scatter(0, order, outside), -torch.inf)
     return logits

@@ -12,7 +12,7 @@ import ast
 import random
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -28,7 +28,7 @@ OBSERVATION_CHARS = 120
 
 Messages = list[dict[str, str]]
 
-_FILES = 160
+_FILES = 120
 _SED = re.compile(r'sed -i "\$\{L\}s/([^/"`$\\]+)/([^/"`$\\]*)/" \$F')
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -81,38 +81,51 @@ class Shell:
         return f"bash: line 1: {command.split(' ')[0]}: command not found\n"
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A line of the library and what it looks like broken."""
+
+    func: str
+    path: str
+    number: int
+    original: str
+    broken: str
+
+
 @lru_cache(maxsize=4)
-def library_bugs(seed: int, files: int = _FILES) -> tuple[tuple[Bug, ...], ...]:
-    """Bugs that one edit of the set repairs, in one tuple per repairing edit; seeded, from the standard library."""
+def library(seed: int, files: int = _FILES) -> tuple[tuple[tuple[Candidate, ...], ...], tuple[str, ...]]:
+    """Candidates that one edit of the set repairs, in one tuple per repairing edit, and words of function names.
+
+    A seeded sample of the standard library's files. DataError where the interpreter has none on disk.
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
     sources = sorted(p for p in root.rglob("*.py") if not {"site-packages", "test", "tests"} & set(p.parts))
     if not sources:
         raise DataError(f"no Python sources under {root}; the warm start reads its lines from the standard library")
-    rng = random.Random(seed)
-    found: dict[Edit, list[Bug]] = {edit: [] for edit in EDITS}
-    names: list[str] = []
-    for path in rng.sample(sources, min(files, len(sources))):
+    found: dict[Edit, list[Candidate]] = {edit: [] for edit in EDITS}
+    words: list[str] = []
+    for path in random.Random(seed).sample(sources, min(files, len(sources))):
         try:
             source = path.read_text(encoding="utf-8")
             functions = _functions(source)
         except (ValueError, SyntaxError):
             continue
-        names += [part for name in set(functions.values()) for part in name.strip("_").split("_") if part.isalpha()]
+        words += (w for name in sorted(set(functions.values())) for w in name.strip("_").split("_") if w.isalpha())
         for number, line in enumerate(source.split("\n"), 1):
             if number in functions and _usable(line):
                 for edit, broken in _breakages(line):
-                    found[edit].append(
-                        _bug(functions[number], str(path.relative_to(root)), number, line, broken, names, rng)
-                    )
-    return tuple(tuple(bugs) for bugs in found.values() if bugs)
+                    place = str(path.relative_to(root))
+                    found[edit].append(Candidate(functions[number], place, number, line, broken))
+    return tuple(tuple(kind) for kind in found.values() if kind), tuple(words)
 
 
 def bugs(seed: int) -> Iterator[Bug]:
-    """Endless bugs; every kind of repair is about equally frequent, whatever the library holds of it."""
-    kinds, rng = library_bugs(seed), random.Random(seed + 1)
+    """Endless bugs; the kinds of repair are about equally frequent, whatever the library holds of them."""
+    kinds, words = library(seed)
+    rng = random.Random(seed + 1)
     weights = [min(len(kind), 120) for kind in kinds]
     while True:
-        yield rng.choice(rng.choices(kinds, weights)[0])
+        yield _bug(rng.choice(rng.choices(kinds, weights)[0]), words, rng)
 
 
 def play(bug: Bug, strategy: Demonstrator, seed: int, max_turns: int = 8) -> tuple[Messages, Shell]:
@@ -161,29 +174,24 @@ def _breakages(line: str) -> Iterator[tuple[Edit, str]]:
             yield edit, broken
 
 
-def _bug(func: str, path: str, number: int, line: str, broken: str, names: list[str], rng: random.Random) -> Bug:
+def _bug(candidate: Candidate, words: Sequence[str], rng: random.Random) -> Bug:
     """Names, paths and numbers are varied: the policy must not learn the library's own."""
+    path, number = candidate.path, candidate.number
     if rng.random() < 0.7:
-        parts = [_name(names, rng) for _ in range(rng.choice((0, 1, 1, 2)))]
-        path = "/".join([*parts, _name(names, rng) + ".py"])
+        parts = [_name(words, rng) for _ in range(rng.choice((0, 1, 1, 2)))]
+        path = "/".join([*parts, _name(words, rng) + ".py"])
+    if rng.random() < 0.5:
+        number = rng.randint(1, 4000)
     tests = rng.choice((1, 1, 2, 3, 5))
     failure = f"{tests} failed\n" if tests == 1 or rng.random() < 0.8 else f"1 failed, {tests - 1} passed\n"
-    return Bug(
-        func=func,
-        path=path,
-        number=number if rng.random() < 0.5 else rng.randint(1, 4000),
-        test="test_" + _name(names, rng),
-        original=line,
-        broken=broken,
-        tests=tests,
-        failure=failure,
-    )
+    test = "test_" + _name(words, rng)
+    return Bug(candidate.func, path, number, test, candidate.original, candidate.broken, tests, failure)
 
 
-def _name(names: list[str], rng: random.Random) -> str:
+def _name(words: Sequence[str], rng: random.Random) -> str:
     def word() -> str:
-        if names and rng.random() < 0.7:
-            return rng.choice(names)
+        if words and rng.random() < 0.7:
+            return rng.choice(words)
         return "".join(rng.choices(_LETTERS, k=rng.randint(2, 7)))
 
     return "_".join(word() for _ in range(rng.choice((1, 1, 1, 2))))
