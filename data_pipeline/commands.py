@@ -27,6 +27,7 @@ def synth(
     seed: int = 0,
     workers: int = 2,
     timeout_s: float = 60.0,
+    max_seconds: float | None = None,
     test_cmd: str | None = None,
     test_env: Mapping[str, str] | None = None,
     train_limit: int | None = None,
@@ -36,17 +37,23 @@ def synth(
     """Make tasks in OUT/tasks.jsonl: searched (`pypi`, `held_out`: NAME==VERSION; `repo`) or from a `manifest`.
 
     `one_edit` keeps bugs that one edit of the closed set repairs and whose failing tests are few and quick;
-    `write_manifest` saves what was found. Packages that give no task are reported, not fatal, unless none does.
+    `max_seconds` leaves out bugs whose test run takes longer; `write_manifest` saves what was found (with `manifest`:
+    what still holds). Packages that give no task are reported, not fatal, unless none does.
     """
     from data_pipeline import make
 
     if manifest is not None:
-        if pypi or held_out or repo or write_manifest:
-            raise UserError(
-                "--manifest already says which packages; leave out --pypi, --held-out, --repo, --write-manifest"
-            )
+        if pypi or held_out or repo:
+            raise UserError("--manifest already says which packages; leave out --pypi, --held-out and --repo")
         return make.from_manifest(
-            manifest, out, backend=backend, workers=workers, train_limit=train_limit, held_out_limit=held_out_limit
+            manifest,
+            out,
+            backend=backend,
+            workers=workers,
+            train_limit=train_limit,
+            held_out_limit=held_out_limit,
+            write_manifest=write_manifest,
+            max_seconds=max_seconds,
         )
     if not (pypi or held_out or repo):
         raise UserError("nothing to make tasks from: give --pypi NAME==VERSION, --repo DIR or --manifest FILE")
@@ -56,7 +63,7 @@ def synth(
         held_out=held_out,
         repo=repo,
         write_manifest=write_manifest,
-        search=make.SearchOptions(tasks_per_package, tuple(kinds), one_edit, seed, workers, timeout_s),
+        search=make.SearchOptions(tasks_per_package, tuple(kinds), one_edit, seed, workers, timeout_s, max_seconds),
         test_cmd=test_cmd,
         test_env=dict(test_env) if test_env else None,
         backend=backend,

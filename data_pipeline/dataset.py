@@ -28,6 +28,7 @@ def write_dataset(out_dir: Path, found: Sequence[tuple[Package, Sequence[Bug]]])
     """Build repositories and rows; returns the task file. DataError if there is no task at all."""
     if not any(bugs for _, bugs in found):
         raise DataError("no bug could be validated, so there is no task to write; give more packages or more tries")
+    out_dir.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     for package, bugs in found:
         if bugs:

@@ -15,9 +15,10 @@ from data_pipeline.manifest import (
     PackageEntry,
     Role,
     entry_of,
+    load_manifest,
     local_backend,
     save_manifest,
-    synthesise_manifest,
+    validate_manifest,
 )
 from data_pipeline.mutations import Mutation
 from data_pipeline.packages import Package, from_pypi, from_repository
@@ -38,9 +39,12 @@ class SearchOptions:
     seed: int = 0
     workers: int = 2
     timeout_s: float = 60.0
+    max_seconds: float | None = None
 
     def limits(self) -> Limits:
-        limits = Limits(tasks=self.tasks_per_package, timeout_s=self.timeout_s, accept=self._accept)
+        limits = Limits(
+            tasks=self.tasks_per_package, timeout_s=self.timeout_s, accept=self._accept, max_seconds=self.max_seconds
+        )
         if self.one_edit:
             limits.per_kind, limits.max_fail_to_pass, limits.plain_ids = 3, 8, True
         return limits
@@ -69,12 +73,22 @@ def from_manifest(
     workers: int,
     train_limit: int | None,
     held_out_limit: int | None,
+    write_manifest: Path | None,
+    max_seconds: float | None,
 ) -> dict[str, Any]:
-    file, rejected = synthesise_manifest(
-        manifest, out, backend=backend, workers=workers, train_limit=train_limit, held_out_limit=held_out_limit
+    """`write_manifest` saves what held here: how a manifest made elsewhere or long ago is brought up to date."""
+    found, rejected = validate_manifest(
+        load_manifest(manifest),
+        backend=backend,
+        workers=workers,
+        train_limit=train_limit,
+        held_out_limit=held_out_limit,
+        limits=Limits(max_seconds=max_seconds),
     )
-    count = sum(1 for line in file.open("rb") if line.strip())
-    return {"tasks": count, "file": str(file), "rejected": dict(rejected)}
+    file = write_dataset(out, found)
+    if write_manifest is not None:
+        save_manifest(Manifest(packages=[_entry(package, bugs) for package, bugs in found if bugs]), write_manifest)
+    return {"tasks": sum(len(bugs) for _, bugs in found), "file": str(file), "rejected": dict(rejected)}
 
 
 def from_packages(
@@ -113,10 +127,9 @@ def from_packages(
                 failed[name] = str(error)
     finally:
         memory.close()
-    out.mkdir(parents=True, exist_ok=True)
     file = write_dataset(out, [(f.package, f.bugs) for f in found])
     if write_manifest is not None:
-        entries = [entry for f in found if (entry := _entry(f)).bugs]
+        entries = [entry for f in found if (entry := _entry(f.package, f.bugs)).bugs]
         save_manifest(Manifest(packages=entries), write_manifest)
     return {
         "tasks": sum(len(f.bugs) for f in found),
@@ -137,8 +150,8 @@ def _search_one(package: Package, backend: Any, memory: Memory, options: SearchO
             return search(package, bed, options.limits(), seed=options.seed, workers=options.workers, meter=meter)
 
 
-def _entry(found: Found) -> PackageEntry:
-    return entry_of(found.package, found.bugs, role=found.package.role or "train")
+def _entry(package: Package, bugs: Sequence[Bug]) -> PackageEntry:
+    return entry_of(package, bugs, role=package.role or "train")
 
 
 def _summary(found: Found) -> dict[str, Any]:
@@ -149,6 +162,3 @@ def _summary(found: Found) -> dict[str, Any]:
         "rejected": dict(found.rejected),
         "flaky": len(found.baseline.flaky),
     }
-
-
-__all__ = ["Bug", "SearchOptions", "from_manifest", "from_packages", "one_edit_repairs"]

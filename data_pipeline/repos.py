@@ -201,13 +201,13 @@ def _cut(source: bytes, names: set[tuple[str, ...]]) -> bytes:
     lines = source.splitlines(keepends=True)
     replaced: dict[int, bytes] = {}
     _mark(module.body, None, names, lines, replaced)
-    kept = [replaced.get(number, line) for number, line in enumerate(lines, 1)]
-    new = b"".join(kept)
-    try:
-        compile(new, "tests", "exec", ast.PyCF_ONLY_AST)
-    except (SyntaxError, ValueError):
-        return source
-    return new
+    return b"".join(replaced.get(number, line) for number, line in enumerate(lines, 1))
+
+
+def _owns_its_lines(statement: ast.FunctionDef | ast.AsyncFunctionDef, lines: Sequence[bytes]) -> bool:
+    """No other statement shares its first or last line (`x = 1; def ...` cannot be, `pass; y = 2` can)."""
+    rest = lines[(statement.end_lineno or 0) - 1][statement.end_col_offset or 0 :].strip()
+    return not rest or rest.startswith(b"#")
 
 
 def _mark(
@@ -222,7 +222,8 @@ def _mark(
     for statement in body:
         name = (*(prefix or ()), getattr(statement, "name", ""))
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) and name in names:
-            gone.append(statement)
+            if _owns_its_lines(statement, lines):
+                gone.append(statement)
         elif isinstance(statement, ast.ClassDef):
             _mark(statement.body, name, names, lines, replaced)
         elif isinstance(statement, ast.If | ast.Try):

@@ -61,6 +61,8 @@ class Limits:
     timeout_s: float = 60.0
     """Of one test run; shortened to what the clean run needs, with a margin."""
     accept: Callable[[Mutation], bool] = lambda _: True
+    max_seconds: float | None = None
+    """Bugs whose test run takes longer leave as `slow`; depends on the machine, so only manifests use it."""
     plain_ids: bool = False
     """Only bugs whose FAIL_TO_PASS ids have no parameters."""
 
@@ -192,6 +194,8 @@ def judge(passing: frozenset[str], targets: list[str], mutation: Mutation, trial
         return "hangs"
     if not trial.finished:
         return "no_session"
+    if limits.max_seconds is not None and trial.seconds > limits.max_seconds:
+        return "slow"
     asked = {t for t in passing if not targets or file_of(t) in targets}
     broken = sorted(asked - trial.passed)
     if not broken:
