@@ -139,16 +139,11 @@ class Reader:
             if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
                 self._gone(here)
             elif stat.S_ISDIR(info.st_mode):
-                fd = self._enter(directory, name, here)
-                if fd < 0:
-                    continue
-                try:
-                    if not self.base.is_dir(here):
-                        self._gone(here)
-                    hides = opaque or not self.base.is_dir(here) or _is_opaque(fd)
-                    self._upper(fd, here, hides)
-                finally:
-                    os.close(fd)
+                if not self.base.is_dir(here):
+                    self._gone(here)
+                with self._entered(directory, name, here) as fd:
+                    if fd >= 0:
+                        self._upper(fd, here, opaque or not self.base.is_dir(here) or _is_opaque(fd))
             else:
                 if self.base.is_dir(here):
                     self._gone(here)
@@ -163,16 +158,29 @@ class Reader:
         first = below[len(path) + 1 :].split("/", 1)[0] if path else below.split("/", 1)[0]
         return (f"{path}/{first}" if path else first) in present
 
-    def _enter(self, parent: int, name: str, path: str) -> int:
-        """Open the directory `name`; -1 with a note if it is too deep, or was replaced by something else meanwhile."""
+    @contextlib.contextmanager
+    def _entered(self, parent: int, name: str, path: str) -> Iterator[int]:
+        """The directory `name`, open and searchable; -1 with a note if it is too deep or was swapped meanwhile."""
         if path.count("/") >= MAX_DEPTH:
             self._note(path, "too deep for a patch")
-            return -1
+            yield -1
+            return
         try:
-            return _open(name, DIR_FLAGS, parent)
+            fd = _open(name, DIR_FLAGS, parent)
         except OSError as error:
             self._note(path, str(error))
-            return -1
+            yield -1
+            return
+        mode = stat.S_IMODE(os.fstat(fd).st_mode)
+        locked = os.geteuid() != 0 and mode & 0o700 != 0o700
+        try:
+            if locked:
+                os.fchmod(fd, mode | 0o700)
+            yield fd
+        finally:
+            if locked:
+                os.fchmod(fd, mode)
+            os.close(fd)
 
     def _gone(self, path: str) -> None:
         """Whatever the base had at `path` is deleted."""
@@ -219,13 +227,9 @@ class Reader:
         for name, info in _list(directory):
             here = f"{path}/{name}" if path else name
             if stat.S_ISDIR(info.st_mode):
-                fd = self._enter(directory, name, here)
-                if fd < 0:
-                    continue
-                try:
-                    self._copied(fd, here, unchanged, seen)
-                finally:
-                    os.close(fd)
+                with self._entered(directory, name, here) as fd:
+                    if fd >= 0:
+                        self._copied(fd, here, unchanged, seen)
                 continue
             if stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode):
                 seen.add(here)

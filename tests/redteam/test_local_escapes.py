@@ -53,7 +53,8 @@ def test_git_does_not_run_by_any_route(sh: Say, route: str) -> None:
 def test_no_program_of_git_is_anywhere(sh: Say) -> None:
     """By content, whatever its name."""
     found = sh(
-        "exec 2>/dev/null; find /usr /opt /bin /lib* -xdev -type f -perm /111 -size +1M -print0 | xargs -0 grep -l GIT_INDEX_FILE"
+        "exec 2>/dev/null; find /usr /opt /bin /lib* -xdev -type f -perm /111 -size +1M -print0 |"
+        "xargs -0 grep -l GIT_INDEX_FILE"
     )
     assert found.strip() == ""
 
@@ -314,17 +315,29 @@ def test_setuid_programs_gain_nothing(sh: Say, box: LocalSandbox) -> None:
 def test_as_root_the_boxs_user_is_nobody_on_the_host(box: LocalSandbox) -> None:
     if os.geteuid() != 0:
         pytest.skip("the box runs as this very user")
-    box.run("sleep 60 & echo mine >f", timeout_s=20)
-    mine = [p for p in Path("/proc").glob("[0-9]*") if _command_line(p) == b"sleep\x0060\0"]
-    assert mine
-    assert all(p.stat().st_uid >= 65534 for p in mine)
+    box.run("sleep 60.25 & echo mine >f", timeout_s=20)
+    assert _wait_for("sleep\x0060.25\0", present=True)
+    assert all(Path(f"/proc/{pid}").stat().st_uid >= 65534 for pid in _running("sleep\x0060.25\0"))
 
 
-def _command_line(directory: Path) -> bytes:
-    try:
-        return (directory / "cmdline").read_bytes()
-    except OSError:
-        return b""
+def _running(command_line: str) -> list[str]:
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            if (directory / "cmdline").read_bytes() == command_line.encode():
+                found.append(directory.name)
+        except OSError:
+            continue
+    return found
+
+
+def _wait_for(command_line: str, *, present: bool) -> bool:
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        if bool(_running(command_line)) == present:
+            return True
+        time.sleep(0.02)
+    return False
 
 
 # -- writing where nothing may be written
@@ -449,10 +462,9 @@ def test_a_daemon_does_not_survive_destroy(backend: LocalBackend, task: Task) ->
     mark = f"66.{os.getpid()}"
     box = backend.create(agent_tree(task, show_tests=False), limits=LIMITS)
     box.run(f"trap '' HUP TERM; (setsid nohup sleep {mark} >/dev/null 2>&1 &)", timeout_s=20)
-    wanted = f"sleep\0{mark}\0".encode()
-    assert [p for p in Path("/proc").glob("[0-9]*") if _command_line(p) == wanted]
+    assert _wait_for(f"sleep\0{mark}\0", present=True)
     box.destroy()
-    assert not [p for p in Path("/proc").glob("[0-9]*") if _command_line(p) == wanted]
+    assert not _running(f"sleep\0{mark}\0")
 
 
 def test_the_command_server_cannot_be_killed_or_stopped(sh: Say, py: Say) -> None:
@@ -490,10 +502,6 @@ def test_a_failed_owner_takes_its_box_along(able: None, task: Task) -> None:
     with subprocess.Popen([sys.executable, "-c", source, str(tree)], stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == b"ready\n"
-        wanted = f"sleep\0{mark}\0".encode()
-        assert [p for p in Path("/proc").glob("[0-9]*") if _command_line(p) == wanted]
+        assert _wait_for(f"sleep\0{mark}\0", present=True)
         owner.send_signal(signal.SIGKILL)
-    until = time.monotonic() + 10
-    while time.monotonic() < until and [p for p in Path("/proc").glob("[0-9]*") if _command_line(p) == wanted]:
-        time.sleep(0.05)
-    assert not [p for p in Path("/proc").glob("[0-9]*") if _command_line(p) == wanted]
+    assert _wait_for(f"sleep\0{mark}\0", present=False)

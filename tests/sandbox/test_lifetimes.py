@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,6 +35,13 @@ def processes_with(text: str) -> list[int]:
     return found
 
 
+def wait_for(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until, "it never came"
+        time.sleep(0.02)
+
+
 def wait_until_gone(text: str, timeout_s: float = 10) -> list[int]:
     until = time.monotonic() + timeout_s
     while (alive := processes_with(text)) and time.monotonic() < until:
@@ -46,7 +54,7 @@ def test_nothing_survives_destroy(backend: LocalBackend, tree: Path) -> None:
     mark = f"{MARK}1{os.getpid()}"
     box = backend.create(tree)
     box.run(f"(setsid nohup {mark} >/dev/null 2>&1 &) ; {mark} & disown -a; true", timeout_s=20)
-    assert len(processes_with(mark)) >= 2
+    wait_for(lambda: len(processes_with(mark)) >= 2)
     box.destroy()
     assert processes_with(mark) == []
     assert Path("/proc/self/mounts").read_text() == mounts
@@ -149,8 +157,7 @@ def test_boxes_end_with_their_owner_however_it_ends(able: None, tree: Path, numb
     )
     assert owner.stdout is not None
     name = owner.stdout.readline().strip()
-    assert len(processes_with(f"-c {OWNER[:10]}")) >= 1
-    assert any(p != owner.pid for p in processes_with(mark))
+    wait_for(lambda: any(p != owner.pid for p in processes_with(mark)))
     owner.send_signal(number)
     owner.wait()
     owner.stdout.close()
