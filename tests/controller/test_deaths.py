@@ -117,6 +117,7 @@ def test_sigterm_releases_what_is_unfinished(machine, start):
     machine.client.cancel(ids)
 
 
+@pytest.mark.slow
 def test_a_cancelled_rollout_loses_its_box_and_a_hanging_worker_is_replaced(machine, start):
     controller = start(overdue_margin_s=-110, reconcile_s=0.5)
     cancelled = machine.submit({"unwanted": [SLEEP]})
