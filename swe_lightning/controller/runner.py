@@ -149,7 +149,7 @@ class RolloutRunner:
                 job.agent_token,
                 deadline=time.monotonic() + job.rollout.timeout_s,
                 log_file=self._file(job, "jsonl"),
-                # Scripted strategies draw their dice from it, so that the rollouts of a group differ; engines ignore it.
+                # Scripted strategies throw their dice by it, so that rollouts of a group differ; engines ignore it.
                 extra_body={"user": job.rollout.rollout_id},
             )
             clock.lap("episode")
