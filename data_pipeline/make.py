@@ -127,6 +127,8 @@ def from_packages(
                 failed[name] = str(error)
     finally:
         memory.close()
+    if failed and not any(f.bugs for f in found):
+        raise DataError("no package gives tasks: " + "; ".join(failed.values()))
     file = write_dataset(out, [(f.package, f.bugs) for f in found])
     if write_manifest is not None:
         entries = [entry for f in found if (entry := _entry(f.package, f.bugs)).bugs]

@@ -91,6 +91,7 @@ def save_manifest(manifest: Manifest, file: Path) -> None:
         fields = entry.model_dump(exclude={"bugs"}, exclude_defaults=True)
         bugs = ",\n  ".join(json.dumps(bug.model_dump(), separators=(",", ":")) for bug in entry.bugs)
         blocks.append(json.dumps(fields)[:-1] + ', "bugs": [\n  ' + bugs + "]}")
+    file.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(file, head + ', "packages": [\n' + ",\n".join(blocks) + "]}\n")
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import ast
 import gzip
-import io
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 
@@ -123,34 +123,49 @@ def _read_file(path: Path) -> Iterator[tuple[str, Any]]:
     suffixes = [s.lower() for s in path.suffixes]
     if suffixes and suffixes[-1] == ".parquet":
         return _read_parquet(path)
-    data = _decompress(path, suffixes[-1] if suffixes else "")
-    kind = suffixes[-2] if suffixes and suffixes[-1] in (".gz", ".zst") and len(suffixes) > 1 else path.suffix.lower()
+    packed = suffixes[-1] if suffixes and suffixes[-1] in (".gz", ".zst") else ""
+    kind = suffixes[-2] if packed and len(suffixes) > 1 else path.suffix.lower()
     if kind == ".json":
-        return _read_json(path, data)
+        return _read_json(path, b"\n".join(_lines(path, packed)))
     if kind in (".jsonl", ".ndjson"):
-        return _read_lines(path, data)
+        return _read_lines(path, packed)
     raise DataError(f"{path}: unknown format; use .jsonl, .json (also .gz, .zst) or .parquet")
 
 
-def _decompress(path: Path, suffix: str) -> bytes:
-    data = path.read_bytes()
+def _lines(path: Path, packed: str) -> Iterator[bytes]:
+    """Lines as they are read, so that a large file is never in memory as a whole."""
+    import zstandard
+
     try:
-        if suffix == ".gz":
-            return gzip.decompress(data)
-        if suffix == ".zst":
-            import zstandard
-
-            with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)) as reader:
-                return reader.read()
-    except (OSError, EOFError, ValueError) as error:
-        raise DataError(f"{path} is damaged or truncated: {error}") from error
-    except Exception as error:  # zstandard.ZstdError, importable only once the module is
-        raise DataError(f"{path} is damaged or truncated: {error}") from error
-    return data
+        if packed == ".gz":
+            with gzip.open(path) as stream:
+                yield from stream
+            return
+        with path.open("rb") as stream:
+            yield from _unpack_zst(stream) if packed else stream
+    except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+        raise DataError(f"{path} cannot be read, it is damaged or truncated: {error}") from error
 
 
-def _read_lines(path: Path, data: bytes) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(data.split(b"\n"), 1):
+def _unpack_zst(stream: BinaryIO) -> Iterator[bytes]:
+    """Lines of zstandard frames. EOFError where the last frame is cut: the library's own reader would say nothing."""
+    import zstandard
+
+    frame, rest = zstandard.ZstdDecompressor().decompressobj(), b""
+    while packed := stream.read(1 << 20):
+        while packed:
+            if frame.eof:
+                frame = zstandard.ZstdDecompressor().decompressobj()
+            *lines, rest = (rest + frame.decompress(packed)).split(b"\n")
+            yield from lines
+            packed = frame.unused_data
+    if not frame.eof:
+        raise EOFError("the file ends in the middle")
+    yield rest
+
+
+def _read_lines(path: Path, packed: str) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(_lines(path, packed), 1):
         if line.strip():
             try:
                 yield f"{path}:{number}", orjson.loads(line)

@@ -6,8 +6,9 @@ import ast
 
 import pytest
 
-from data_pipeline.edits import EDITS, Edit, repair
+from data_pipeline.edits import repair
 from data_pipeline.mutations import changes_meaning, find_mutations
+from swe_lightning.policy.edits import EDITS, Edit
 
 
 def lines(body: str, kind: str | None = None) -> list[str]:
@@ -124,10 +125,10 @@ def test_meaning() -> None:
 
 
 REPAIRS = [
-    ("if a != b:", "if a == b:", Edit("!=", "==")),
-    ("return a or b", "return a and b", Edit(" or ", " and ")),
-    ("if not a:", "if a:", Edit("if not ", "if ")),
-    ("x[1] = y[1]", "x[0] = y[1]", Edit("1", "0")),
+    ("if a != b:", "if a == b:", ("!=", "==")),
+    ("return a or b", "return a and b", (" or ", " and ")),
+    ("if not a:", "if a:", ("if not ", "if ")),
+    ("x[1] = y[1]", "x[0] = y[1]", ("1", "0")),
     ("x[1] = y[1]", "x[1] = y[0]", None),  # the first match is another one
     ("return a * b", "return a + b", None),
     ("same", "same", None),
@@ -142,7 +143,7 @@ def test_repair_is_the_first_match_of_one_edit(mutated: str, original: str, expe
 def test_the_closed_set_is_closed_under_undo() -> None:
     assert len(EDITS) == 36
     assert len(set(EDITS)) == 36
-    assert {Edit(e.replacement, e.pattern) for e in EDITS} == set(EDITS)
+    assert {(replacement, pattern) for pattern, replacement in EDITS} == set(EDITS)
 
 
 def test_every_mutation_of_the_tables_is_python() -> None:

@@ -108,6 +108,7 @@ FILES = [
     ("t.json", b"[{]", "not valid JSON"),
     ("t.jsonl.gz", gzip.compress(b"x" * 1000)[:-9], "damaged or truncated"),
     ("t.jsonl.zst", b"not zst", "damaged or truncated"),
+    ("t.jsonl.zst", zstandard.compress(b'{"instance_id": "a", "repo": "r"}\n' * 9)[:-4], "damaged or truncated"),
     ("t.csv", b"a,b\n", "unknown format"),
 ]
 
