@@ -34,6 +34,8 @@ class Endpoint:
     version: int = 0
     max_context: int | None = None
     in_flight: int = 0
+    assigned: int = 0
+    """Rollouts sent here so far; decides between endpoints that are equally busy."""
     down_until: float = 0.0
 
     def address(self, path: str) -> str:
@@ -105,7 +107,8 @@ class Upstreams:
         up = [e for e in self._endpoints.values() if e.down_until <= now]
         if usual is not None and (usual in up or not up):
             return usual
-        chosen = min(up or self._endpoints.values(), key=lambda e: e.in_flight)
+        chosen = min(up or self._endpoints.values(), key=lambda e: (e.in_flight, e.assigned))
+        chosen.assigned += 1
         self._sticky[rollout_id] = chosen.url
         if len(self._sticky) > _STICKY:
             self._sticky.popitem(last=False)

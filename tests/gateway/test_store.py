@@ -110,6 +110,16 @@ def test_late_calls_are_not_recorded(store: Store) -> None:
     assert store.call_rows("a", None) == []
 
 
+def test_cancelling_a_running_rollout_ends_its_attempt_for_good(store: Store) -> None:
+    create(store, "a")
+    claim(store, "a")
+    assert store.writer.call(store.cancel("a", "enough")).state == "failed"
+    assert store.writer.call(store.cancel("a", "again")).outcome == Outcome(infra_reason="cancelled", message="enough")
+    assert [e["kind"] for e in store.events("a")] == ["claimed", "cancelled"]
+    assert code(lambda: store.writer.call(store.record_call(call("a")))) == "rollout_ended"
+    assert [r.rollout_id for r in store.terminal(0, 10)[0]] == ["a"]
+
+
 def test_weight_versions_and_completion_log(store: Store) -> None:
     create(store, "a", "b", "c")
     for name, version in (("b", 4), ("a", 7)):
