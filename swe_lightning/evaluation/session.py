@@ -67,10 +67,12 @@ def run_session(
     run.path.mkdir(parents=True, exist_ok=True)
     run.lock()
     results: dict[str, EvalResult] = {}
+    # Scripts speak with the tokenizer of the first checkpoint, so that limits in tokens mean the same for all subjects.
+    tokenizer = next((s.checkpoint for s in subjects if s.checkpoint is not None), None)
     try:
         for subject in subjects:
             with _stack(run, recipe) as stack:
-                _serve(stack, subject, recipe)
+                _serve(stack, subject, recipe, tokenizer)
                 stack.gateway.resume()
                 stack.start_controller()
                 results[subject.label] = evaluate(
@@ -108,12 +110,12 @@ def _stack(run: RunDir, recipe: Recipe) -> Stack:
     return Stack(run, workers=r.workers, concurrency=r.concurrency, max_context=recipe.model.max_context)
 
 
-def _serve(stack: Stack, subject: Subject, recipe: Recipe) -> None:
+def _serve(stack: Stack, subject: Subject, recipe: Recipe, tokenizer: Path | None) -> None:
     if subject.checkpoint is not None:
         stack.serve_policy(subject.checkpoint, version=0, threads=recipe.training.threads)
     else:
         assert subject.script is not None
-        stack.serve_script(subject.script, None)
+        stack.serve_script(subject.script, tokenizer)
 
 
 __all__ = ["Comparison", "Subject", "parse_subjects", "run_session", "write_report"]
