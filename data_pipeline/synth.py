@@ -1,6 +1,6 @@
 """Search for validated bugs in one package.
 
-A bug counts if tests that pass on the clean tree (in two runs of two) fail with it, and others still pass. Candidates
+A bug counts if tests that pass on the clean tree fail with it and others still pass, the same in two runs. Candidates
 are drawn in an order that depends on the seed and the package alone, tried in parallel and accepted strictly in that
 order: the result is the same whatever the machine's timing. Every rejected candidate leaves with a reason.
 """
@@ -184,8 +184,16 @@ def validate(package: Package, bed: Testbed, baseline: Baseline, mutation: Mutat
     if baseline.affected and not targets:
         return "not_covered"
     timeout_s = min(limits.timeout_s, 4 * baseline.seconds + 10)
-    trial = bed.trial({mutation.path: mutated}, targets, timeout_s=timeout_s)
-    return judge(baseline.passing, targets, mutation, trial, limits)
+    outcomes = []
+    for repeat in range(2):
+        trial = bed.trial({mutation.path: mutated}, targets, timeout_s=timeout_s, repeat=repeat)
+        outcomes.append(judge(baseline.passing, targets, mutation, trial, limits))
+        if isinstance(outcomes[-1], str) and not repeat:
+            return outcomes[-1]
+    first, second = outcomes
+    if not (isinstance(first, Bug) and isinstance(second, Bug) and first.fail_to_pass == second.fail_to_pass):
+        return "flaky"
+    return first
 
 
 def judge(passing: frozenset[str], targets: list[str], mutation: Mutation, trial: Trial, limits: Limits) -> Bug | str:
