@@ -2,8 +2,8 @@
 
 Each step feeds one packed row of tokens: the last sampled token of every running sequence and the next chunk of every
 prompt that is still being read. Invariants: a sequence never mixes weights (they change only while nothing runs), and
-a log-probability is that of the distribution the token was drawn from. Refuses models whose attention is not plain
-causal attention over all positions.
+a log-probability is that of the distribution the token was drawn from. Whatever asks for an idle engine (pause, load,
+reset) stops admission until it has been served, so it never starves.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import numpy as np
 import torch
 
 from swe_lightning.errors import UserError
-from swe_lightning.policy.kvcache import Block, KVCache, Plan, make_block, ragged_attention
+from swe_lightning.policy.kvcache import Block, KVCache, Plan, make_block
 from swe_lightning.policy.sampling import Sampling, draw
+from swe_lightning.policy.weights import load_into
 
 PREFILL_TOKENS = 1024
 """Prompt tokens per step: bounds how long running sequences wait for newcomers."""
@@ -83,6 +84,7 @@ class Engine:
         self._control: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._wake = threading.Condition()
         self._paused = False
+        self._draining = 0
         self._stale = False
         self._stopped = False
         self.steps = 0
@@ -105,7 +107,7 @@ class Engine:
         """Admit nothing more; resolved when what runs has finished (or was aborted)."""
         with self._wake:
             self._paused = True
-            for job in self._jobs if abort else []:
+            for job in list(self._jobs) if abort else []:
                 job.aborted = True
         return self._when_idle(lambda: None)
 
@@ -123,8 +125,6 @@ class Engine:
         def act() -> int:
             if not self._paused:
                 raise UserError("pause before loading weights: running sequences must not mix versions")
-            from swe_lightning.policy.weights import load_into
-
             load_into(self.model, directory)
             self.version = self.version + 1 if version is None else version
             self._stale = True
@@ -149,6 +149,10 @@ class Engine:
         """(running, waiting) sequences."""
         return len(self._jobs), len(self._waiting)
 
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
     def close(self) -> None:
         with self._wake:
             self._stopped = True
@@ -157,24 +161,22 @@ class Engine:
 
     def _soon(self, act: Callable[[], Any]) -> Future[Any]:
         done: Future[Any] = Future()
+        done.set_running_or_notify_cancel()  # a caller that stops waiting must not be able to cancel it
         with self._wake:
             self._control.append((act, done))
             self._wake.notify()
         return done
 
     def _when_idle(self, act: Callable[[], Any]) -> Future[Any]:
-        done: Future[Any] = Future()
-
-        def retry() -> Any:
+        def once_idle() -> Any:
             if self._jobs:
-                self._control.append((retry, done))
                 return _LATER
+            self._draining -= 1
             return act()
 
         with self._wake:
-            self._control.append((retry, done))
-            self._wake.notify()
-        return done
+            self._draining += 1
+        return self._soon(once_idle)
 
     # -- the engine thread --------------------------------------------------------------------------------------
 
@@ -188,9 +190,10 @@ class Engine:
                         return
                     controls, self._control = self._control, deque()
                 for act, done in controls:
-                    _settle(act, done)
+                    if _settle(act, done) is _LATER:
+                        self._control.append((act, done))
                 finished = self._drop_aborted()
-                if not self._paused:
+                if not (self._paused or self._draining):
                     self._admit()
                 if self._jobs:
                     try:
@@ -352,29 +355,12 @@ class Engine:
 _LATER = object()
 
 
-def _settle(act: Callable[[], Any], done: Future[Any]) -> None:
+def _settle(act: Callable[[], Any], done: Future[Any]) -> Any:
     try:
         result = act()
     except Exception as error:
         done.set_exception(error)
-    else:
-        if result is not _LATER:
-            done.set_result(result)
-
-
-def load_model(directory: Path) -> Any:
-    """The causal language model in `directory`, fp32, wired to the ragged attention. UserError if it cannot be."""
-    from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
-
-    AttentionInterface.register("swel_ragged", ragged_attention)  # type: ignore[no-untyped-call, unused-ignore]
-    config = AutoConfig.from_pretrained(directory)
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or getattr(config, "attn_logit_softcapping", None):
-        raise UserError(
-            f"{directory}: the embedded server serves plain causal attention only, this model has "
-            f"{', '.join(sorted(kinds))}; serve it with vLLM"
-        )
-    model = AutoModelForCausalLM.from_pretrained(
-        directory, config=config, dtype=torch.float32, attn_implementation="swel_ragged"
-    )
-    return model.eval().requires_grad_(False)
+        return None
+    if result is not _LATER:
+        done.set_result(result)
+    return result

@@ -57,7 +57,8 @@ def serve(
         raise MissingPart(
             "the embedded server needs torch and transformers: pip install 'swe-lightning[train]'"
         ) from error
-    from swe_lightning.policy.engine import Engine, load_model
+    from swe_lightning.policy.engine import Engine
+    from swe_lightning.policy.weights import load_model
 
     torch.set_num_threads(threads)
     sys.setswitchinterval(0.0005)  # the engine thread and the event loop hand over often; 5 ms would be one step
@@ -213,6 +214,8 @@ class Server:
         return 200, {"object": "list", "data": [{**entry, "max_model_len": self.engine.max_context}]}, {}
 
     async def health(self, body: dict[str, Any]) -> Reply:
+        if not self.engine.alive:
+            raise RequestError(503, "engine_dead", "the engine thread has died; restart the server")
         running, waiting = self.engine.load
         state = {"status": "ok", "paused": self.engine.paused, "running": running, "waiting": waiting}
         return 200, {**state, "version": self.engine.version, "steps": self.engine.steps}, {}

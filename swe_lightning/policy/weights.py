@@ -1,4 +1,8 @@
-"""Read safetensors weights of a checkpoint directory into a model, in place and all or nothing."""
+"""Models and weights of Hugging Face checkpoint directories: load a model for serving, replace its weights in place.
+
+Replacing is all or nothing: names and shapes are checked before the first byte changes. Refuses models whose attention
+is not plain causal attention over all positions.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,28 @@ import json
 from pathlib import Path
 from typing import Any
 
-from swe_lightning.errors import DataError
+from swe_lightning.errors import DataError, UserError
+
+
+def load_model(directory: Path) -> Any:
+    """The causal language model in `directory`, fp32, wired to the ragged attention. UserError if it cannot be."""
+    import torch
+    from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+
+    from swe_lightning.policy.kvcache import ragged_attention
+
+    AttentionInterface.register("swel_ragged", ragged_attention)  # type: ignore[no-untyped-call, unused-ignore]
+    config = AutoConfig.from_pretrained(directory)
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"} or getattr(config, "attn_logit_softcapping", None):
+        raise UserError(
+            f"{directory}: the embedded server serves plain causal attention only, this model has "
+            f"{', '.join(sorted(kinds))}; serve it with vLLM"
+        )
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, config=config, dtype=torch.float32, attn_implementation="swel_ragged"
+    )
+    return model.eval().requires_grad_(False)
 
 
 def weight_files(directory: Path) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import queue
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,8 +19,9 @@ from swe_lightning.errors import DataError, UserError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
-from swe_lightning.policy.engine import PREFILL_TOKENS, Engine, Job, load_model  # noqa: E402
+from swe_lightning.policy.engine import PREFILL_TOKENS, Engine, Job  # noqa: E402
 from swe_lightning.policy.sampling import Sampling, draw  # noqa: E402
+from swe_lightning.policy.weights import load_model  # noqa: E402
 
 pytestmark = pytest.mark.train
 
@@ -228,6 +230,25 @@ def test_pause_waits_for_what_runs_and_holds_what_comes(driver: Driver) -> None:
         driver.results.get(timeout=0.3)
     engine.resume().result(10)
     assert driver.results.get(timeout=10) is held
+
+
+def test_a_reset_is_served_although_requests_keep_coming(driver: Driver) -> None:
+    stop = threading.Event()
+
+    def traffic() -> None:
+        while not stop.is_set():
+            driver.engine.submit(Job(np.array([5, 6, 7], np.int32), 40, Sampling(), frozenset()))
+            driver.results.get(timeout=30)
+
+    threads = [threading.Thread(target=traffic) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    before = driver.engine.cache.generation
+    assert driver.engine.reset_cache().result(10) == before + 1
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert driver.engine.load == (0, 0)
 
 
 def test_an_aborted_sequence_ends_and_frees_its_row(driver: Driver) -> None:

@@ -98,10 +98,8 @@ def test_the_end_token_is_sampled_reported_and_not_shown(server: ModelServer, ti
     from transformers import AutoTokenizer
 
     end = AutoTokenizer.from_pretrained(tiny_dir).eos_token_id
-    for seed in range(300):
-        choice = chat(server, seed=seed, max_tokens=60).json()["choices"][0]
-        if choice["finish_reason"] == "stop":
-            break
+    choices = chat(server, seed=0, max_tokens=300, n=64).json()["choices"]
+    choice = next(c for c in choices if c["finish_reason"] == "stop")
     assert choice["token_ids"][-1] == end
     assert end not in choice["token_ids"][:-1]
     assert len(choice["logprobs"]["content"]) == len(choice["token_ids"])
@@ -183,6 +181,20 @@ def test_a_client_that_leaves_stops_its_sequence(server: ModelServer) -> None:
     while server.health()["running"] or server.health()["waiting"]:
         assert time.monotonic() < end, "the sequences of a client that left are still running"
         time.sleep(0.01)
+
+
+def test_a_trainer_that_dies_while_pausing_leaves_the_server_alive(server: ModelServer) -> None:
+    url = f"{server.url}/v1/chat/completions"
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(httpx.post, url, json=ASK | {"max_tokens": 380, "ignore_eos": True, "n": 32}, timeout=60)
+        while not server.health()["running"]:
+            time.sleep(0.005)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/pause", timeout=httpx.Timeout(30, read=0.02))
+        assert running.result(timeout=60).status_code == 200
+    server.pause()
+    server.resume()
+    assert chat(server).status_code == 200
 
 
 def test_sync_loads_new_weights_and_refuses_another_order(server: ModelServer, tiny_dir: Path, tmp_path: Path) -> None:
