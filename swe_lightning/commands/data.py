@@ -28,6 +28,10 @@ def synth(
     write_manifest: Annotated[Path | None, typer.Option(help="Save what was found as a manifest.")] = None,
     tasks_per_package: Annotated[int, typer.Option(min=1, help="Tasks to look for in each package.")] = 20,
     kind: Annotated[list[str] | None, typer.Option(help="Only these kinds of bugs. Repeatable.")] = None,
+    train_limit: Annotated[
+        int | None, typer.Option(help="Most training tasks of a manifest (packages take turns).")
+    ] = None,
+    held_out_limit: Annotated[int | None, typer.Option(help="Most held-out tasks of a manifest.")] = None,
     one_edit: Annotated[bool, typer.Option(help="Only bugs that one simple line edit repairs.")] = False,
     test_cmd: Annotated[str | None, typer.Option(help="Test command of --repo; default: python -m pytest -q.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
@@ -55,6 +59,8 @@ def synth(
             workers=workers,
             timeout_s=timeout_s,
             test_cmd=test_cmd,
+            train_limit=train_limit,
+            held_out_limit=held_out_limit,
         ),
         as_json,
     )
@@ -107,7 +113,10 @@ def filter_tasks(
         held_out_repos=held_out_repo or [],
         overwrite=overwrite,
     )
-    _print(report, as_json)
+    if as_json:
+        _print(report, as_json)
+        return
+    typer.echo((out / "report.md").read_text())
 
 
 @app.command()

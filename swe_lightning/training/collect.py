@@ -68,6 +68,8 @@ class Collected:
     dropped: Counter[str] = field(default_factory=Counter)
     exit_statuses: Counter[str] = field(default_factory=Counter)
     calls: int = 0
+    example: str = ""
+    """One infrastructure failure in its own words."""
 
 
 def collect(gateway: GatewayClient, rollouts: Sequence[Rollout], recipe: Recipe) -> Collected:
@@ -83,6 +85,7 @@ def collect(gateway: GatewayClient, rollouts: Sequence[Rollout], recipe: Recipe)
             reason = outcome.infra_reason if outcome and outcome.infra_reason else "no_outcome"
             out.dropped[f"infra:{reason}"] += 1
             out.rewards[rollout.rollout_id] = None
+            out.example = out.example or f"{rollout.rollout_id}: {outcome.message if outcome else 'no outcome'}"
             continue
         out.rewards[rollout.rollout_id] = outcome.reward
         out.exit_statuses[outcome.exit_status or "unknown"] += 1
@@ -98,7 +101,8 @@ def collect(gateway: GatewayClient, rollouts: Sequence[Rollout], recipe: Recipe)
         reasons = (
             ", ".join(f"{count} x {reason}" for reason, count in out.dropped.most_common()) or "no reason recorded"
         )
-        raise SwelError(f"{len(rollouts)} rollouts gave no training row: {reasons}")
+        example = f" (for example {out.example})" if out.example else ""
+        raise SwelError(f"{len(rollouts)} rollouts gave no training row: {reasons}{example}")
     return out
 
 
