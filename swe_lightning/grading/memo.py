@@ -1,7 +1,7 @@
 """Verdicts remembered on disk: one small file each, replaced atomically, shared by worker processes.
 
 Only right where tests are deterministic, so a recipe has to ask for it. Infrastructure failures and time-outs are
-never remembered. Two threads that want the same verdict at once wait for one run; two processes may both run it.
+never remembered. Workers that want the same verdict at once wait for one run.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from swe_lightning.locks import once
 from swe_lightning.rundir import write_atomic
 
 
@@ -41,8 +42,10 @@ class KeyedLock:
 class VerdictMemo:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self.once = KeyedLock()
         directory.mkdir(parents=True, exist_ok=True)
+
+    def once(self, key: str) -> AbstractContextManager[None]:
+        return once(self._directory, key)
 
     def get(self, key: str) -> dict[str, Any] | None:
         try:

@@ -1,9 +1,9 @@
 """Run a deterministic command once per tree state; replay it afterwards.
 
-The recipe names, by a regex of whole commands, what it vouches to be deterministic: output, exit code and effect on
-the tree follow from the tree alone. Such a command seen before in the same state (base tree, files, environment,
-changes so far) is answered from disk, without a box. The first command outside the regex gets a real box brought to
-the current state, and from then on everything is real.
+The recipe names, by a regex of whole commands, what it vouches to be deterministic and free of shell state: output,
+exit code and effect on the tree follow from the tree alone. Such a command seen before in the same state (base tree,
+files, environment, changes so far) is answered from disk, without a box. `a; b` of such commands is two of them. The
+first command outside the regex gets a real box brought to the current state, and from then on everything is real.
 
 Never remembered: timeouts, lost boxes, states a diff cannot carry. Never used for verdicts.
 """
@@ -16,16 +16,18 @@ import re
 import struct
 import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from swe_lightning import paths
 from swe_lightning.errors import RecipeError, SandboxLost
+from swe_lightning.locks import once
 from swe_lightning.sandbox._server import pack, unpack
 from swe_lightning.sandbox.base import Backend, ExecResult, FileState, Limits, Sandbox, TreeDiff
 from swe_lightning.sandbox.treediff import BaseTree
 
-FORMAT = b"1"
+FORMAT = b"2"
 
 
 class RememberingBackend:
@@ -63,6 +65,13 @@ class RememberingBackend:
         )
         return RememberingSandbox(self, identity, tree, dict(env), limits, label, dict(files))
 
+    def steps(self, command: str) -> list[str]:
+        """The commands that `command` consists of, if each may be remembered; else nothing."""
+        parts = command.split("; ")
+        if all(self.pattern.fullmatch(part) for part in parts):
+            return parts
+        return [command] if self.pattern.fullmatch(command) else []
+
     def gc(self, label: str | None = None) -> int:
         return self.backend.gc(label)
 
@@ -91,24 +100,43 @@ class RememberingSandbox:
         self.left_out: list[str] = []
 
     def run(self, command: str, *, timeout_s: float, env: Mapping[str, str] | None = None) -> ExecResult:
-        if self._real or not self._owner.pattern.fullmatch(command):
-            box = self._real_box()
+        steps = [command] if self._real else self._owner.steps(command)
+        if not steps:
+            self._real_box()
             self._real = True
-            return box.run(command, timeout_s=timeout_s, env=env)
+            steps = [command]
+        output, result = b"", ExecResult(b"", 0)
+        for step in steps:
+            result = self._step(step, timeout_s, env)
+            output += result.output
+            if result.timed_out:
+                break
+        return replace(result, output=output)
+
+    def _step(self, command: str, timeout_s: float, env: Mapping[str, str] | None) -> ExecResult:
+        if self._real:
+            return self._real_box().run(command, timeout_s=timeout_s, env=env)
         self._check_open()
         extra = [_bytes(part) for item in sorted((env or {}).items()) for part in item]
         key = digest(self._identity, encode_diff(self._state), _bytes(command), *extra)
+        found = self._remembered(key)
+        if found is None:
+            with once(self._owner.store.directory, key.hex()):  # whoever else wants this waits and finds it
+                found = self._remembered(key) or self._run_and_remember(command, timeout_s, env, key)
+        return found
+
+    def _remembered(self, key: bytes) -> ExecResult | None:
         remembered = self._owner.store.get(key)
-        if remembered:
-            self._owner.hits += 1
-            result, self._state = remembered
-            return result
-        self._owner.misses += 1
-        return self._run_and_remember(command, timeout_s, env, key)
+        if remembered is None:
+            return None
+        self._owner.hits += 1
+        result, self._state = remembered
+        return result
 
     def _run_and_remember(
         self, command: str, timeout_s: float, env: Mapping[str, str] | None, key: bytes
     ) -> ExecResult:
+        self._owner.misses += 1
         box = self._real_box()
         result = box.run(command, timeout_s=timeout_s, env=env)
         after = box.diff()
