@@ -48,7 +48,8 @@ ATTEMPTS: dict[str, str] = {
         for g in git /usr/bin/git 'env git' /usr/lib/git-core/git; do
             $g --version 2>/dev/null && echo ESCAPED $g
         done
-        find / -xdev \( -name git -o -name 'git-*' \) -type f -perm /111 -size +0 2>/dev/null | sed 's/^/ESCAPED /'
+        find / -path /proc -prune -o \( -name git -o -name 'git-*' \) -type f -perm /111 -size +0 -print 2>/dev/null |
+            sed 's/^/ESCAPED /'
     """,
     "find history": "find / -name .git 2>/dev/null | sed 's/^/ESCAPED /'",
     "be root": """

@@ -211,8 +211,13 @@ class LocalBackend:
         """End the launcher and with it every box of this backend."""
         with self._lock:
             if self._launcher and self._launcher[0] == os.getpid():
-                self._launcher[2].close()
-                self._launcher[1].wait(10)
+                _, process, sock = self._launcher
+                sock.close()
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
             self._launcher = None
 
     def _send_request(

@@ -7,6 +7,9 @@ under test (with the fix in it) may well be installed there.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -155,23 +158,25 @@ def _inside(path: str, directories: list[str]) -> bool:
     return any(path.startswith(d + "/") for d in directories)
 
 
+GIT_CORE = ("lib/git-core", "libexec/git-core", "lib64/git-core")
+PACKAGES = ("site-packages", "dist-packages", "python-wheels", "_bundled")  # the last two: wheels of pip and others
+SEARCH_DEPTH = 8  # /usr/lib/<program>/<platform>/<bundled python>/lib/python3.x/site-packages
+
+
+@functools.cache
 def hidden_directories(prefix: Path) -> list[str]:
-    """git's own programs, and the packages installed in the host's Pythons."""
-    patterns = [
-        "/usr/lib/git-core",
-        "/usr/libexec/git-core",
-        "/usr/local/libexec/git-core",
-        "/usr/local/lib/git-core",
-        "/usr/lib64/git-core",
-        "/usr/lib/python3*/dist-packages",
-        "/usr/lib/python3*/site-packages",
-        "/usr/lib64/python3*/site-packages",
-        "/usr/local/lib/python3*/dist-packages",
-        "/usr/local/lib/python3*/site-packages",
-        f"{prefix}/lib/python3*/site-packages",
-        f"{prefix}/lib64/python3*/site-packages",
-    ]
-    found = set()
-    for pattern in patterns:
-        found |= {str(p.resolve()) for p in Path("/").glob(pattern.lstrip("/")) if p.is_dir()}
+    """git's own programs, and the packages installed in the host's Pythons, those inside other programs included."""
+    tops = ("/usr", "/usr/local", str(prefix))
+    found = {str(p.resolve()) for top in tops for name in GIT_CORE if (p := Path(top, name)).is_dir()}
+    waiting = [("/usr", SEARCH_DEPTH)] + ([] if prefix.is_relative_to("/usr") else [(str(prefix), SEARCH_DEPTH)])
+    while waiting:
+        directory, depth = waiting.pop()
+        with contextlib.suppress(OSError), os.scandir(directory) as entries:
+            for entry in entries:
+                if not entry.is_dir(follow_symlinks=False):
+                    continue
+                if entry.name in PACKAGES:
+                    found.add(entry.path)
+                elif depth > 1:
+                    waiting.append((entry.path, depth - 1))
     return sorted(found)
