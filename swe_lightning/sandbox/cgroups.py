@@ -132,3 +132,13 @@ def remove(groups: list[Path], patience_s: float = 1.0) -> bool:
                 return False
             time.sleep(0.002)
     return True
+
+
+def sweep() -> None:
+    """Remove empty groups of owners that are gone, whatever home their records were in. Groups in use refuse it."""
+    for parent in _parents(os.geteuid()):
+        for group in parent.iterdir():
+            owner = group.name.partition("-")[0]
+            with contextlib.suppress(OSError):
+                if owner.isdigit() and not Path("/proc", owner).exists() and time.time() - group.stat().st_mtime > 60:
+                    group.rmdir()

@@ -50,6 +50,7 @@ def forget(name: str) -> None:
 def collect(label: str | None) -> int:
     """Kill and clean up after dead owners; returns how many boxes were removed."""
     removed = 0
+    cgroups.sweep()
     for path in _directory().glob("*.json"):
         try:
             record = json.loads(path.read_text())

@@ -185,6 +185,21 @@ def test_gc_leaves_live_boxes_alone_and_kills_stuck_ones(backend: LocalBackend, 
         assert box.run("echo here", timeout_s=20).output == b"here\n"
 
 
+def test_gc_sweeps_groups_without_a_record(backend: LocalBackend) -> None:
+    parents = cgroups._parents(os.geteuid())
+    if not parents:
+        pytest.skip("this user can make no cgroups here")
+    old, young, mine = f"{2**22 - 1}-old", f"{2**22 - 1}-young", f"{os.getpid()}-mine"
+    for name in (old, young, mine):
+        (parents[0] / name).mkdir()
+    for name in (old, mine):
+        os.utime(parents[0] / name, (1, 1))
+    backend.gc()
+    left = [name for name in (old, young, mine) if (parents[0] / name).exists()]
+    cgroups.remove([parents[0] / name for name in left])
+    assert left == [young, mine]
+
+
 def test_nothing_given_to_a_box_shows_on_a_command_line(backend: LocalBackend, tree: Path) -> None:
     secret = f"secret-{os.getpid()}-value"
     with backend.create(tree, env={"TOKEN": secret}, files={"f": secret.encode()}) as box:
