@@ -50,6 +50,7 @@ def wait_until_gone(text: str, timeout_s: float = 10) -> list[int]:
 
 
 def test_nothing_survives_destroy(backend: LocalBackend, tree: Path) -> None:
+    backend.create(tree).destroy()  # the launcher is up
     mounts, descriptors = Path("/proc/self/mounts").read_text(), len(os.listdir("/proc/self/fd"))
     mark = f"{MARK}1{os.getpid()}"
     box = backend.create(tree)
