@@ -22,6 +22,8 @@ from swe_lightning.rundir import write_atomic
 
 RECIPE = "recipes/tiny_cpu.yaml"
 SCRIPTS = ("noop", "random_edit", "enumerate")
+LIMITS = ("--train-limit", "48", "--held-out-limit", "70")
+"""Tasks of the manifest that fit ten minutes; every package stays represented."""
 
 
 def run_demo(out: Path, *, control: bool = True) -> dict[str, float]:
@@ -48,7 +50,7 @@ def stages(out: Path, *, control: bool) -> list[tuple[str, list[str]]]:
     where = ["--set", f"tasks.train={data / 'train.jsonl'}", "--set", f"tasks.val={data / 'val.jsonl'}"]
     memo = ["--set", f"sandbox.memo_dir={out / 'memo'}"]
     plan = [
-        ("tasks", ["data", "synth", "--manifest", "demo", "--out", str(tasks)]),
+        ("tasks", ["data", "synth", "--manifest", "demo", "--out", str(tasks), *LIMITS]),
         ("filter", ["data", "filter", "--input", f"{tasks}/tasks.jsonl", "--out", str(data), "--split", "held_out"]),
         ("train", ["train", RECIPE, "--run", str(run), *where, *memo]),
     ]

@@ -49,8 +49,8 @@ class WarmStart(Section):
     """Further demonstrations played through gateway, harness and sandbox on training tasks."""
     steps: int = Field(600, ge=1)
     """Optimizer steps."""
-    lr: float = Field(3e-3, gt=0)
-    """Peak learning rate of AdamW."""
+    lr: float = Field(0.02, gt=0)
+    """Peak learning rate of Muon (matrices); AdamW (embeddings, norms) gets 0.15 of it."""
     batch_tokens: int = Field(4096, ge=64)
     """Tokens per optimizer step."""
     layers: int = Field(3, ge=1)

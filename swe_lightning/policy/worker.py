@@ -125,14 +125,17 @@ class TrainWorker:
     ) -> dict[str, Any]:
         """Cross-entropy on mask 1: `steps` batches of about `batch_tokens` tokens, warm-up then linear decay to 0.
 
-        Starts and ends with a fresh optimizer. Returns loss (nats per trained token) of each step, and speed.
+        Uses an optimizer of its own (muon.py) and leaves the worker's fresh. Returns loss (nats per trained token) of
+        each step, and speed.
         """
+        from swe_lightning.policy.muon import MuonAdamW
         from swe_lightning.policy.sft import token_batches
         from swe_lightning.policy.token_loss import TokenLoss
 
         warmup = max(1, min(20, steps // 10)) if warmup_steps is None else warmup_steps
         started, history, tokens = time.monotonic(), [], 0
-        self.engine.optimizer.state.clear()
+        own = self.engine.optimizer
+        self.engine.optimizer = MuonAdamW(self.engine.module, betas=self.training.betas)
         self.worker.set_loss_fn(TokenLoss())
         try:
             for step, batch in zip(range(steps), token_batches(rows, batch_tokens, seed), strict=False):
@@ -146,7 +149,8 @@ class TrainWorker:
                     on_step(step + 1, history[-1])
         finally:
             self.worker.set_loss_fn(self.loss)
-            self.engine.optimizer.state.clear()
+            self.engine.optimizer = own
+            own.state.clear()
         seconds = time.monotonic() - started
         return {
             "loss": history,
@@ -216,7 +220,7 @@ class TrainWorker:
         return columns
 
     def _step(self, rows: Sequence[Row], columns: Columns, lr: float) -> dict[str, Any]:
-        """Forward, backward, clip, one AdamW step through verl; metrics per micro-batch and the gradient norm."""
+        """Forward, backward, clip, one optimizer step through verl; metrics per micro-batch and the gradient norm."""
         from verl.utils import tensordict_utils as tu
 
         for group in self.engine.optimizer.param_groups:

@@ -7,9 +7,7 @@ gateway recorded must come out as one gap-free row per rollout.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,11 +19,6 @@ from swe_lightning.recipe import Algorithm
 from swe_lightning.records import Rollout, RolloutState
 from swe_lightning.rundir import RunDir
 from swe_lightning.trajectory import rows_of
-
-RIGHT = "def total(a, b):\n    return a + b\n"
-TEST = "from shop import total\n\n\ndef test_total():\n    assert total(2, 3) == 5\n"
-OTHER = "from shop import total\n\n\ndef test_nothing():\n    assert total(0, 0) == 0\n"
-INSTANCE = "shop.plus_minus"
 
 HARNESS = {
     "step_limit": 8,
@@ -53,28 +46,6 @@ CONFIG: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """base, then `Bug Patch`, then `Remove F2P Tests`, on a branch named like the instance."""
-    path = tmp_path_factory.mktemp("shop")
-
-    def git(*arguments: str) -> None:
-        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-        subprocess.run(["git", *identity, *arguments], cwd=path, check=True, capture_output=True)
-
-    (path / "tests").mkdir()
-    for name, text in {"shop.py": RIGHT, "tests/test_total.py": TEST, "tests/test_other.py": OTHER}.items():
-        (path / name).write_text(text)
-    git("init", "-q", "-b", INSTANCE)
-    git("add", "-A")
-    git("commit", "-q", "-m", "base")
-    (path / "shop.py").write_text(RIGHT.replace("+", "-"))
-    git("commit", "-q", "-am", "Bug Patch")
-    git("rm", "-q", "tests/test_total.py")
-    git("commit", "-q", "-m", "Remove F2P Tests")
-    return path
-
-
-@pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     run = RunDir(tmp_path_factory.mktemp("run"))
     with Stack(run, workers=1, concurrency=4, max_context=8192) as made:
@@ -83,20 +54,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield made
 
 
-def play(stack: Stack, repository: Path, group: str, count: int) -> list[Rollout]:
-    task = {
-        "instance_id": INSTANCE,
-        "repo": "shop",
-        "repo_path": str(repository),
-        "problem_statement": "Totals are wrong.",
-        "FAIL_TO_PASS": ["tests/test_total.py::test_total"],
-        "PASS_TO_PASS": ["tests/test_other.py::test_nothing"],
-        "test_cmd": "python -m pytest -q",
-        "test_env": {"PYTHONPATH": "."},
-        "bug_file": "shop.py",
-        "bug_line": 2,
-        "bug_func": "total",
-    }
+def play(stack: Stack, task: dict[str, Any], group: str, count: int) -> list[Rollout]:
     planned = [
         Rollout(rollout_id=f"{group}-{n}", group_id=group, task=task, config=CONFIG, timeout_s=120)
         for n in range(count)
@@ -111,10 +69,10 @@ def play(stack: Stack, repository: Path, group: str, count: int) -> list[Rollout
     return [ended[r.rollout_id] for r in planned]
 
 
-def test_from_issue_to_batch(stack, repository):
-    solved = play(stack, repository, "tries", 2)
+def test_from_issue_to_batch(stack, task):
+    solved = play(stack, task, "tries", 2)
     stack.serve_script("noop", None)
-    gave_up = play(stack, repository, "gives-up", 2)
+    gave_up = play(stack, task, "gives-up", 2)
     rollouts = solved + gave_up
 
     assert [r.state for r in rollouts] == [RolloutState.SUCCEEDED] * 4
@@ -149,8 +107,8 @@ def test_from_issue_to_batch(stack, repository):
     assert all(not w[row.mask == 0].any() for row, w in zip(batch.rows, batch.weights, strict=True))
 
 
-def test_the_run_directory_tells_the_story(stack, repository):
-    (rollout,) = play(stack, repository, "story", 1)
+def test_the_run_directory_tells_the_story(stack, task):
+    (rollout,) = play(stack, task, "story", 1)
     from swe_lightning.harness.episode_log import read_trajectory
 
     log = stack.run.logs / "rollouts" / rollout.rollout_id / "attempt1.jsonl"
