@@ -41,7 +41,7 @@ class Model(Section):
 
 
 class WarmStart(Section):
-    """Supervised start of a tiny policy on scripted demonstrations (used where no pretrained model fits the machine)."""
+    """Supervised start of a tiny policy on scripted demonstrations, where no pretrained model fits the machine."""
 
     demonstrations: int = Field(6000, ge=1)
     """Demonstrations played against the fast stand-in for the shell."""

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swe_lightning.errors import SwelError
 from swe_lightning.controller.supervisor import Service, Supervisor
+from swe_lightning.errors import SwelError
 
 
 def service(tmp_path: Path, code: str, **options: object) -> Service:
