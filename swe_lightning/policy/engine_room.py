@@ -154,7 +154,7 @@ def quiet() -> Iterator[None]:
     root, guard, printed = logging.getLogger(), logging.NullHandler(), io.StringIO()
     root.addHandler(guard)  # verl calls logging.basicConfig at import, which leaves a configured root alone
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(printed), _silent_transformers():
+        with warnings.catch_warnings(), contextlib.redirect_stdout(printed), silent_transformers():
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -164,7 +164,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _silent_transformers() -> Iterator[None]:
+def silent_transformers() -> Iterator[None]:
     try:
         from transformers.utils import logging as hf_logging
     except ModuleNotFoundError:

@@ -73,12 +73,15 @@ def create_tiny(
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
     )
+    from swe_lightning.policy.engine_room import silent_transformers
+
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
     model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    with silent_transformers():
+        model.save_pretrained(out)
+        tokenizer.save_pretrained(out)
 
 
 def train_tokenizer(texts: Iterable[str], vocab: int, *, max_context: int = 512) -> Any:
