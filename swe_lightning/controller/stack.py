@@ -28,7 +28,7 @@ class Stack:
         self.run = run
         self._workers, self._concurrency, self._max_context = workers, concurrency, max_context
         self._exit = ExitStack()
-        self._model_command: Callable[[], list[str]] = list
+        self._model_service: Service | None = None
         self.version = 0
         run.logs.mkdir(parents=True, exist_ok=True)
         run.key_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -106,9 +106,12 @@ class Stack:
         self.gateway = GatewayClient(self.gateway_url, token)
 
     def _start_model(self, command: Callable[[], list[str]]) -> None:
+        """Start a model server in place of the one before, if any; the gateway knows only the new one."""
+        if self._model_service is not None:
+            self.supervisor.stop(self._model_service)
         self._model_port = free_port()
         self.model_url = f"http://127.0.0.1:{self._model_port}"
-        self.supervisor.start(
+        self._model_service = self.supervisor.start(
             Service(
                 "model server",
                 command,

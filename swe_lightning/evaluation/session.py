@@ -70,11 +70,12 @@ def run_session(
     # Scripts speak with the tokenizer of the first checkpoint, so that limits in tokens mean the same for all subjects.
     tokenizer = next((s.checkpoint for s in subjects if s.checkpoint is not None), None)
     try:
-        for subject in subjects:
-            with _stack(run, recipe) as stack:
+        with _stack(run, recipe) as stack:
+            stack.gateway.resume()
+            for number, subject in enumerate(subjects):
                 _serve(stack, subject, recipe, tokenizer)
-                stack.gateway.resume()
-                stack.start_controller()
+                if number == 0:
+                    stack.start_controller()
                 results[subject.label] = evaluate(
                     gateway=stack.gateway,
                     tasks=tasks,
@@ -83,8 +84,9 @@ def run_session(
                     temperature=temperature,
                     label=subject.label,
                     run_dir=run.path,
+                    progress=lambda _: stack.supervisor.check(),
                 )
-            console.print(results[subject.label].line(), highlight=False)
+                console.print(results[subject.label].line(), highlight=False)
     finally:
         run.unlock()
     return results
