@@ -82,6 +82,9 @@ def filter_tasks(
         str | None, typer.Option(help="Run the difficulty probe: a model directory or script:NAME.")
     ] = None,
     probe_recipe: Annotated[str, typer.Option(help="Recipe of the probe's harness and sandbox.")] = "tiny_cpu.yaml",
+    probe_set: Annotated[
+        list[str] | None, typer.Option("--set", help="Override one key of the probe's recipe.")
+    ] = None,
     probe_results: Annotated[Path | None, typer.Option(help="Probe results measured elsewhere.")] = None,
     k: Annotated[int, typer.Option(help="Probe rollouts per task.")] = 4,
     keep_none_solved: Annotated[int, typer.Option(help="Tasks no rollout solved to keep (seeded sample).")] = 1000,
@@ -96,7 +99,7 @@ def filter_tasks(
     if probe_model:
         from swe_lightning.evaluation.probing import make_prober
 
-        runner = make_prober(probe_recipe, probe_model, out)
+        runner = make_prober(probe_recipe, probe_set or [], probe_model, out)
     report = commands.filter(
         inputs=inputs,
         out=out,

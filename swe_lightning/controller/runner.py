@@ -149,8 +149,6 @@ class RolloutRunner:
                 job.agent_token,
                 deadline=time.monotonic() + job.rollout.timeout_s,
                 log_file=self._file(job, "jsonl"),
-                # Scripted strategies throw their dice by it, so that rollouts of a group differ; engines ignore it.
-                extra_body={"user": job.rollout.rollout_id},
             )
             clock.lap("episode")
             diff = box.diff() if episode.submitted else {}

@@ -81,9 +81,9 @@ class Prober:
         ]
 
 
-def make_prober(recipe_name: str, model: str, out: Path) -> Prober:
+def make_prober(recipe_name: str, overrides: list[str], model: str, out: Path) -> Prober:
     """`model`: a model directory, or `script:NAME`. UserError if it is neither."""
-    recipe = load_recipe(recipe_name)
+    recipe = load_recipe(recipe_name, overrides)
     results = out / "probe.jsonl"
     earlier = load_results(results) if results.exists() else {}
     reported = {name: len(outcomes) for name, outcomes in earlier.items()}

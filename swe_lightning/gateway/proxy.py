@@ -138,6 +138,8 @@ class Proxy:
         route, body = request.route, request.body
         sent = recording.prepare(body, route.protocol, route.mode, request.live.sampling)
         request.sampling = sent.sampling
+        # Who asks is the rollout of the path, whatever the client says: scripted engines throw their dice by it.
+        sent.body["user"] = route.rollout_id
         async with self.gate.admit(route.rollout_id):
             if self.store.cached_live(route.rollout_id, route.attempt) is None:  # it may have ended while we waited
                 await asyncio.to_thread(self.store.live, route.rollout_id, route.attempt)

@@ -34,6 +34,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     git("commit", "-q", "-am", "Bug Patch")
     git("rm", "-q", "tests/test_total.py")
     git("commit", "-q", "-m", "Remove F2P Tests")
+    git("branch", "shop.held_out")
     return path
 
 
