@@ -272,3 +272,9 @@ def test_base_urls_have_single_slashes(gateway: GatewayProcess) -> None:
     client.create_rollouts([Rollout(rollout_id=name, group_id="g")])
     lease: Lease = client.claim(name, "w")
     assert lease.base_url == f"http://gw:8080/proxy/rollout/{name}/attempt/1/mode/train/openai/v1"
+
+
+def test_the_engine_hears_the_rollout_of_the_path_as_user(gateway: GatewayProcess, engine: EngineServer) -> None:
+    lease = gateway.lease()
+    assert ask(lease, user="somebody-else").status_code == 200
+    assert engine.engine.seen[-1]["user"] == lease.rollout.rollout_id
