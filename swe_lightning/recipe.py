@@ -7,11 +7,12 @@ so `--dry-run` finds it. Values resolve in this order: defaults below, the file,
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from swe_lightning.errors import RecipeError
 
@@ -100,6 +101,15 @@ class SandboxSection(Section):
     and replayed afterwards. Training only; a command that does not match makes the rest of the rollout real."""
     memo_dir: Path | None = None
     """Where remembered commands and verdicts lie; default: the run directory. Runs over the same tasks may share it."""
+
+    @field_validator("remember_commands")
+    @classmethod
+    def _is_a_regex(cls, value: str | None) -> str | None:
+        try:
+            re.compile(value or "")
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {error}") from error
+        return value
 
 
 class Rollouts(Section):

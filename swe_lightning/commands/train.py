@@ -29,14 +29,19 @@ def train(
     import yaml
 
     from swe_lightning.errors import UserError
+    from swe_lightning.harness.templates import check_templates
     from swe_lightning.recipe import find_recipe, load_recipe, missing_engine
 
     path, builtin = find_recipe(recipe)
     resolved = load_recipe(recipe, overrides)
+    check_templates(resolved.harness)
     missing = missing_engine(resolved)
     if dry_run:
         typer.echo(yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False), nl=False)
         typer.echo(f"recipe {path}{' (built in)' if builtin else ''} is valid", err=True)
+        for file in (resolved.tasks.train, resolved.tasks.val):
+            if not file.is_file():
+                typer.echo(f"task file {file} is not there yet", err=True)
         if missing:
             typer.echo(f"not runnable yet: {missing}", err=True)
         return

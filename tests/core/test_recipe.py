@@ -34,6 +34,7 @@ def write(tmp_path: Path, **sections: object) -> str:
         ({"rollout": {"max_staleness": 2}}, "no meaning with rollout.schedule sync"),
         ({"warm_start": {}}, "either model.path or a warm_start section"),
         ({"name": "../evil"}, "name"),
+        ({"sandbox": {"remember_commands": "(sed"}}, "not a regular expression"),
     ],
 )
 def test_a_wrong_recipe_is_refused_with_the_key(tmp_path: Path, sections: dict[str, object], words: str) -> None:
