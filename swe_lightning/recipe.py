@@ -320,7 +320,10 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
             child = {}
             node[part] = child
         node = child
-    node[parts[-1]] = yaml.safe_load(raw)
+    try:
+        node[parts[-1]] = yaml.safe_load(raw)
+    except yaml.YAMLError:  # a template such as {{ x }}: meant as text
+        node[parts[-1]] = raw
 
 
 def _section_of(annotation: Any) -> type[Section] | None:

@@ -68,6 +68,11 @@ def test_overrides_are_typed_and_reach_nested_sections(tmp_path: Path) -> None:
     assert recipe.wandb.enabled is True
 
 
+def test_an_override_that_is_not_yaml_is_text(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path), ["harness.instance_template=Fix {{ problem_statement }}: now"])
+    assert recipe.harness.instance_template == "Fix {{ problem_statement }}: now"
+
+
 def test_null_removes_an_optional_section(tmp_path: Path) -> None:
     recipe = load_recipe(
         write(tmp_path, model={}, warm_start={"steps": 3}), ["warm_start=null", "model.path=somewhere"]
