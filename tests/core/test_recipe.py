@@ -69,8 +69,8 @@ def test_overrides_are_typed_and_reach_nested_sections(tmp_path: Path) -> None:
 
 
 def test_an_override_that_is_not_yaml_is_text(tmp_path: Path) -> None:
-    recipe = load_recipe(write(tmp_path), ["harness.instance_template=Fix {{ problem_statement }}: now"])
-    assert recipe.harness.instance_template == "Fix {{ problem_statement }}: now"
+    recipe = load_recipe(write(tmp_path), ["harness.instance_template={{ problem_statement }} is to be fixed"])
+    assert recipe.harness.instance_template == "{{ problem_statement }} is to be fixed"
 
 
 def test_null_removes_an_optional_section(tmp_path: Path) -> None:
