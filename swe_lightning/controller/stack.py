@@ -29,6 +29,7 @@ class Stack:
         self._workers, self._concurrency, self._max_context = workers, concurrency, max_context
         self._exit = ExitStack()
         self._model_service: Service | None = None
+        self._controller: Service | None = None
         self.version = 0
         run.logs.mkdir(parents=True, exist_ok=True)
         run.key_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -68,7 +69,9 @@ class Stack:
         self._start_model(command)
 
     def start_controller(self) -> None:
-        """Start executing queued rollouts. Started last, so that the first call finds a model."""
+        """Start executing queued rollouts, once; comes last, so that the first call finds a model."""
+        if self._controller is not None:
+            return
         self._controller = self.supervisor.start(
             Service(
                 "controller",

@@ -72,10 +72,8 @@ def run_session(
     try:
         with _stack(run, recipe) as stack:
             stack.gateway.resume()
-            for number, subject in enumerate(subjects):
+            for subject in subjects:
                 _serve(stack, subject, recipe, tokenizer)
-                if number == 0:
-                    stack.start_controller()
                 results[subject.label] = evaluate(
                     gateway=stack.gateway,
                     tasks=tasks,
@@ -84,7 +82,7 @@ def run_session(
                     temperature=temperature,
                     label=subject.label,
                     run_dir=run.path,
-                    progress=lambda _: stack.supervisor.check(),
+                    progress=lambda finished: _poll(stack, finished),
                 )
                 console.print(results[subject.label].line(), highlight=False)
     finally:
@@ -105,6 +103,15 @@ def write_report(out: Path, results: dict[str, EvalResult]) -> str:
     write_atomic(out / "report.json", json.dumps(document, indent=2))
     write_atomic(out / "report.md", text)
     return text
+
+
+def _poll(stack: Stack, finished: int) -> None:
+    """Called with 0 while rollouts are open. Only then does the controller start: what an interrupted session left
+    queued belongs to the first unfinished subject, and must not meet the model of a finished one.
+    """
+    if finished == 0:
+        stack.start_controller()
+    stack.supervisor.check()
 
 
 def _stack(run: RunDir, recipe: Recipe) -> Stack:

@@ -103,7 +103,6 @@ class Loop:
             self.initial = initial
             self.stack.gateway.resume()
             self.stack.serve_policy(current, version=step, threads=training.threads)
-            self.stack.start_controller()
             self.waiter = Waiter(self.stack.gateway)
             while step < training.steps:
                 record = self._step(step)
@@ -123,6 +122,12 @@ class Loop:
         return step, self.run_dir.checkpoint(step)
 
     def _check(self) -> None:
+        """Runs while rollouts are open.
+
+        The controller starts with the first step that has any: while finished steps are replayed after a crash, what
+        was queued for a later step must not be sampled with the weights of an earlier one.
+        """
+        self.stack.start_controller()
         self.stack.supervisor.check()
         self.stop.raise_if_forced()
 
@@ -189,9 +194,15 @@ class Loop:
             temperature=self.recipe.evaluation.temperature,
             label=f"val-step{step}",
             run_dir=self.run_dir.path,
-            progress=self.reporter.advance,
+            progress=self._validation_progress,
         )
         return {"val_rate": result.rate, "val_graded": result.graded}
+
+    def _validation_progress(self, finished: int) -> None:
+        """Called with 0 while rollouts are open."""
+        if finished == 0:
+            self._check()
+        self.reporter.advance(finished)
 
     def _prune(self) -> None:
         keep = self.recipe.training.keep_checkpoints

@@ -123,7 +123,7 @@ def test_no_secret_is_in_argv_or_logs(trained: Path) -> None:
 
 def test_every_process_may_be_killed(tmp_path: Path, task_file: Path) -> None:
     run = tmp_path / "run"
-    arguments = command(run, task_file, 3)
+    arguments = command(run, task_file, 4, **{"training.save_every": "100"})
     with start(arguments) as process:
         for words in ("serve gateway", "serve model", "controller.worker", "serve controller"):
             wait_until(lambda: len(metrics(run)) >= 1, process)
@@ -134,12 +134,13 @@ def test_every_process_may_be_killed(tmp_path: Path, task_file: Path) -> None:
         before = recorded(run)
         process.kill()
     finish(arguments)
-    assert {line["step"] for line in metrics(run)} == {0, 1, 2}
+    assert {line["step"] for line in metrics(run)} == {0, 1, 2, 3}
     after = recorded(run)
-    assert len(after) == 12
+    assert len(after) == 16
     assert {r: after[r] for r in before} == before, "what was graded before the kill must not be sampled again"
-    for calls in after.values():
-        assert len({attempt for attempt, _ in calls}) >= 1
+    with open_store(run) as store:
+        versions = {(int(r[1:6]), call.version_start) for r in after for call in store.calls(r)}
+    assert versions == {(step, step) for step in range(4)}, "each step must be sampled with the weights before it"
 
 
 def test_ctrl_c_finishes_the_step_and_the_same_command_goes_on(tmp_path: Path, task_file: Path) -> None:
