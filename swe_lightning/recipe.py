@@ -234,7 +234,7 @@ class Recipe(Section):
             raise ValueError("give either model.path or a warm_start section, not both and not neither")
         if r.top_p < 1:
             raise ValueError(
-                "rollout.top_p < 1 biases every importance ratio in training; set it to 1 (evaluation may differ)"
+                "rollout.top_p < 1 biases every importance ratio in training; set it to 1"
             )
         if r.schedule == "async" and a.off_policy.kind == "none":
             raise ValueError(

@@ -19,7 +19,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
@@ -95,7 +95,11 @@ class RunDir:
         return True
 
     def lock(self) -> None:
-        """Take the run for this process; BusyError if another one trains in it."""
+        """Take the run for this process; BusyError if another one trains in it. Creates the directory."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(f"cannot create run directory {self.path}: {error.strerror}") from error
         fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -113,14 +117,21 @@ class RunDir:
             self._lock_fd = None
 
     def append_metrics(self, record: dict[str, Any]) -> None:
-        """Append one line and fsync it: what is reported stays."""
-        with self.metrics_file.open("ab") as f:
+        """Append one line and fsync it: what is reported stays. A torn line before it is closed, not continued."""
+        with self.metrics_file.open("a+b") as f:
+            if f.tell() and self._last_byte(f) != b"\n":
+                f.write(b"\n")
             f.write(json.dumps(record).encode() + b"\n")
             f.flush()
             os.fsync(f.fileno())
 
+    @staticmethod
+    def _last_byte(file: BinaryIO) -> bytes:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1)
+
     def metrics(self) -> Iterator[dict[str, Any]]:
-        """Lines of metrics.jsonl; a torn last line (crash while writing) is left out."""
+        """Lines of metrics.jsonl; lines torn by a crash while writing are left out."""
         if not self.metrics_file.exists():
             return
         for line in self.metrics_file.read_bytes().split(b"\n"):
@@ -128,7 +139,7 @@ class RunDir:
                 try:
                     yield json.loads(line)
                 except json.JSONDecodeError:
-                    return
+                    continue
 
 
 def write_atomic(path: Path, text: str | bytes) -> None:

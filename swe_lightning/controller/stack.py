@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import shutil
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
 
 from swe_lightning.controller.supervisor import Service, Supervisor, free_port, swel_command
+from swe_lightning.errors import UpstreamError
 from swe_lightning.gateway.client import GatewayClient
 from swe_lightning.gateway.tokens import Keyring
 from swe_lightning.policy.sync import ModelServer
 from swe_lightning.rundir import RunDir
 
+SYNC_RETRY_S = 120.0
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
@@ -68,10 +70,16 @@ class Stack:
 
         self._start_model(command)
 
-    def start_controller(self) -> None:
-        """Start executing queued rollouts, once; comes last, so that the first call finds a model."""
+    def start_controller(self, planned: Collection[str] | None = None) -> None:
+        """Start executing queued rollouts, once; comes last, so that the first call finds a model.
+
+        `planned`: what is wanted now. Anything else that an earlier process left open is cancelled first, because it
+        was meant for other weights.
+        """
         if self._controller is not None:
             return
+        if planned is not None:
+            self._cancel_others(planned)
         self._controller = self.supervisor.start(
             Service(
                 "controller",
@@ -91,8 +99,20 @@ class Stack:
         `weights` must be a complete Hugging Face directory, because a restarted server starts from it.
         """
         self._model_dir, self.version = weights, version
-        self.model.sync(weights, version)
+        try:
+            self.model.sync(weights, version)
+        except UpstreamError:
+            # A server that died meanwhile is started again by the supervisor, from these very weights.
+            self.model.wait_healthy(SYNC_RETRY_S)
+            self.supervisor.check()
+            self.model.sync(weights, version)
         self.gateway.register_model(self.model_url, version=version, max_context=self._max_context)
+
+    def _cancel_others(self, planned: Collection[str]) -> None:
+        wanted = set(planned)
+        for state in ("queuing", "running"):
+            while left := [r.rollout_id for r in self.gateway.list_rollouts(state=state) if r.rollout_id not in wanted]:
+                self.gateway.cancel(left, "left over from a process that ended; meant for other weights")
 
     def _start_gateway(self) -> None:
         port = free_port()
@@ -138,9 +158,13 @@ def complete_model_dir(weights: Path, model_dir: Path) -> None:
                 shutil.copyfile(source, target)
 
 
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Children listen on this machine: a proxy of the environment has no say."""
+
+
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=2) as reply:
+        with _direct.open(url, timeout=2) as reply:
             return bool(reply.status == 200)
     except OSError:
         return False

@@ -22,6 +22,9 @@ from pathlib import Path
 from swe_lightning.errors import SwelError
 
 _PR_SET_PDEATHSIG = 1
+PROBE_EVERY_S = 5.0
+SILENCE_S = 60.0
+"""A service that has answered before and now does not for this long is killed and started again."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -51,6 +54,9 @@ class Service:
     environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     restarts: int = 0
+    started: float = 0.0
+    last_answer: float = 0.0
+    next_probe: float = 0.0
     ready: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -140,8 +146,11 @@ class Supervisor:
     def _keep(self, service: Service) -> None:
         process = service.process
         if process is None or process.poll() is None:
-            if not service.ready.is_set() and service.healthy():
-                service.ready.set()
+            if not service.ready.is_set():
+                if service.healthy():
+                    service.ready.set()
+            elif not self._still_answers(service):
+                _terminate(process, 2)
             return
         first_start = not service.ready.is_set() and service.restarts == 0
         if first_start or service.restarts >= self._max_restarts:
@@ -152,10 +161,24 @@ class Supervisor:
         service.restarts += 1
         service.ready.clear()
         time.sleep(min(0.1 * 2 ** min(service.restarts, 5), 3))
-        self._spawn(service)
+        with self._lock:
+            if service in self._services:  # it may have been stopped while we slept
+                self._spawn(service)
+
+    def _still_answers(self, service: Service) -> bool:
+        """Asked every few seconds; a service that has been silent for long is as good as dead."""
+        now = time.monotonic()
+        if now < service.next_probe:
+            return True
+        service.next_probe = now + PROBE_EVERY_S
+        if service.healthy():
+            service.last_answer = now
+            return True
+        return now - max(service.last_answer, service.started) < SILENCE_S
 
     def _spawn(self, service: Service) -> None:
         service.log.parent.mkdir(parents=True, exist_ok=True)
+        service.started = time.monotonic()
         with service.log.open("ab") as log:
             service.process = subprocess.Popen(
                 list(service.command()),

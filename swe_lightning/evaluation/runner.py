@@ -9,9 +9,8 @@ model (a checkpoint, a scripted strategy) is what is evaluated.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,22 +38,30 @@ def evaluate(
     label: str,
     run_dir: Path,
     progress: Callable[[int], Any] | None = None,
+    on_open: Callable[[Collection[str]], Any] | None = None,
+    identity: str | None = None,
 ) -> EvalResult:
     """`samples` rollouts per task. Returns when all are finished; writes evals/<label>.json and predictions.
 
     `progress(n)` is called with newly finished rollouts, and with 0 at every poll: it may raise to stop waiting.
+    `on_open(ids)` is called once if there is anything to wait for. `identity` says what is evaluated (a digest of the
+    weights): the same label with another identity is refused.
     Raises DataError if `label` names an evaluation with other tasks or settings.
     """
     _check_label(label)
     tell = progress or (lambda _: None)
     config = rollout_config(recipe, temperature=temperature)
+    if identity is not None:
+        config["identity"] = identity
     slots = {(t.instance_id, k): _planned(t, k, label, config, recipe) for t in tasks for k in range(samples)}
     if len(slots) != len(tasks) * samples:
         raise DataError("the task list holds an instance_id twice; remove the duplicate")
-    cursor = _known_cursor(run_dir)
+    cursor = 0
     current = _open(gateway, slots)
     waiting = {r.rollout_id: slot for slot, r in current.items() if not r.state.terminal}
     tell(len(current) - len(waiting))
+    if waiting and on_open:
+        on_open(list(waiting))
     while waiting:
         tell(0)
         batch, cursor = gateway.terminal(after=cursor, wait_s=POLL_S)
@@ -110,7 +117,8 @@ def _create(gateway: GatewayClient, rollouts: list[Rollout]) -> list[Rollout]:
         except GatewayError as error:
             if error.status == 409:
                 raise DataError(
-                    f"this label was already used with other tasks or settings ({error}); choose another label"
+                    f"this label was already used with another model, other tasks or settings ({error}); "
+                    "choose another label"
                 ) from error
             raise
     return created
@@ -142,14 +150,3 @@ def _patch(run_dir: Path, rollout: Rollout) -> str | None:
 def _check_label(label: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", label):
         raise DataError(f"evaluation label {label!r}: use up to 64 letters, digits, dots, dashes and underscores")
-
-
-def _known_cursor(run_dir: Path) -> int:
-    """Where earlier evaluations of this run stopped reading the completion log: what is unfinished now ends later."""
-    cursor = 0
-    for file in (run_dir / "evals").glob("*.json"):
-        try:
-            cursor = max(cursor, json.loads(file.read_bytes()).get("cursor", 0))
-        except (OSError, ValueError):
-            continue
-    return cursor

@@ -7,6 +7,7 @@ others are compared with.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from swe_lightning.controller.stack import Stack
 from swe_lightning.errors import UserError
 from swe_lightning.evaluation.compare import Comparison, compare, markdown
 from swe_lightning.evaluation.runner import EvalResult, evaluate
+from swe_lightning.policy.scripted import make_strategy
 from swe_lightning.recipe import Recipe
 from swe_lightning.records import Task
 from swe_lightning.rundir import RunDir, write_atomic
@@ -31,19 +33,45 @@ class Subject:
     checkpoint: Path | None = None
     script: str | None = None
 
+    def identity(self) -> str:
+        """What would change the numbers: the weights, or the script and the file it replays."""
+        if self.checkpoint is not None:
+            return model_digest(self.checkpoint)
+        name, _, file = str(self.script).partition(":")
+        return f"{name}:{hashlib.sha256(Path(file).read_bytes()).hexdigest()}" if file else name
+
+
+def model_digest(directory: Path) -> str:
+    """SHA-256 over the weight files of a model directory."""
+    hashed = hashlib.sha256()
+    for file in sorted(directory.glob("*.safetensors")):
+        if not file.name.startswith("optimizer"):
+            hashed.update(file.name.encode() + b"\0" + file.read_bytes())
+    return hashed.hexdigest()
+
 
 def parse_subjects(checkpoints: Sequence[str], scripts: Sequence[str], run: Path | None) -> list[Subject]:
-    """`step20`, a directory, or `label=directory`; raises UserError for one that does not exist."""
+    """`step20`, a directory, or `label=directory`; raises UserError for one that does not exist.
+
+    A label has no slash: `/data/lr=3/step4` is a directory.
+    """
     subjects = []
     for text in checkpoints:
-        label, eq, place = text.rpartition("=")
+        label, eq, place = text.partition("=")
+        if not eq or "/" in label:
+            label, place = "", text
         path = Path(place)
         if not path.is_dir() and run is not None:
             path = run / "checkpoints" / place
         if not (path / "config.json").is_file():
             known = ", ".join(f"step{s}" for s in RunDir(run).saved_steps()) if run else "give --run"
             raise UserError(f"--ckpt {text}: no model directory there (checkpoints of the run: {known or 'none'})")
-        subjects.append(Subject(label if eq else path.name, checkpoint=path.absolute()))
+        subjects.append(Subject(label or path.name, checkpoint=path.absolute()))
+    for name in scripts:
+        try:
+            make_strategy(name)
+        except UserError as error:
+            raise UserError(f"--script {name}: {error}") from error
     subjects += [Subject(f"script-{name.replace(':', '-').replace('/', '-')}", script=name) for name in scripts]
     if not subjects:
         raise UserError("nothing to evaluate: give --ckpt stepN, --ckpt DIRECTORY or --script NAME")
@@ -82,7 +110,10 @@ def run_session(
                     temperature=temperature,
                     label=subject.label,
                     run_dir=run.path,
-                    progress=lambda finished: _poll(stack, finished),
+                    progress=lambda _: stack.supervisor.check(),
+                    # Only now: what an interrupted session left queued was meant for another subject's model.
+                    on_open=stack.start_controller,
+                    identity=subject.identity(),
                 )
                 console.print(results[subject.label].line(), highlight=False)
     finally:
@@ -92,8 +123,10 @@ def run_session(
 
 def write_report(out: Path, results: dict[str, EvalResult]) -> str:
     """Write report.json and report.md below `out`; returns the markdown."""
-    labels = list(results)
-    comparisons = [compare(results[labels[0]], results[label]) for label in labels[1:]]
+    first, *others = list(results)
+    comparisons = [compare(results[first], results[label]) for label in others]
+    # The second subject is what was trained: it is also held against controls and baselines.
+    comparisons += [compare(results[label], results[others[0]]) for label in others[1:]]
     text = markdown(list(results.values()), comparisons)
     document = {
         "results": {label: result.summary() for label, result in results.items()},
@@ -103,15 +136,6 @@ def write_report(out: Path, results: dict[str, EvalResult]) -> str:
     write_atomic(out / "report.json", json.dumps(document, indent=2))
     write_atomic(out / "report.md", text)
     return text
-
-
-def _poll(stack: Stack, finished: int) -> None:
-    """Called with 0 while rollouts are open. Only then does the controller start: what an interrupted session left
-    queued belongs to the first unfinished subject, and must not meet the model of a finished one.
-    """
-    if finished == 0:
-        stack.start_controller()
-    stack.supervisor.check()
 
 
 def _stack(run: RunDir, recipe: Recipe) -> Stack:

@@ -7,7 +7,7 @@ a step that yields no row at all is an error that names the reasons.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from swe_lightning.errors import SwelError
@@ -35,18 +35,25 @@ class Waiter:
         planned: Sequence[Rollout],
         *,
         on_finished: Callable[[Rollout], None] = lambda _: None,
+        on_open: Callable[[Collection[str]], None] = lambda _: None,
         check: Callable[[], None] = lambda: None,
+        again: bool = False,
     ) -> list[Rollout]:
         """Block until every planned rollout is terminal; returns them in planned order.
 
-        `check` runs between polls and may raise (a service that died, an interrupt).
+        `on_open(ids)` is called once if there is anything to wait for; `check` runs between polls and may raise (a
+        service that died, an interrupt). `again`: what an earlier process left without a verdict is run once more,
+        under a new id (`...-again1`), because a finished rollout stays finished.
         """
+        current = self._create(planned, again)
         finished: dict[str, Rollout] = {}
-        for rollout in self._gateway.create_rollouts(planned):
+        for rollout in current:
             if rollout.state.terminal:
                 finished[rollout.rollout_id] = rollout
                 on_finished(rollout)
-        open_ids = {r.rollout_id for r in planned} - finished.keys()
+        open_ids = {r.rollout_id for r in current} - finished.keys()
+        if open_ids:
+            on_open(sorted(open_ids))
         while open_ids:
             check()
             batch, self._cursor = self._gateway.terminal(after=self._cursor, wait_s=POLL_S)
@@ -55,7 +62,24 @@ class Waiter:
                     open_ids.discard(rollout.rollout_id)
                     finished[rollout.rollout_id] = rollout
                     on_finished(rollout)
-        return [finished[r.rollout_id] for r in planned]
+        return [finished[r.rollout_id] for r in current]
+
+    def _create(self, planned: Sequence[Rollout], again: bool) -> list[Rollout]:
+        current = list(self._gateway.create_rollouts(planned))
+        number = 0
+        while again:
+            number += 1
+            lost = [
+                i for i, r in enumerate(current) if r.state.terminal and (not r.outcome or r.outcome.reward is None)
+            ]
+            if not lost:
+                break
+            anew = [
+                planned[i].model_copy(update={"rollout_id": f"{planned[i].rollout_id}-again{number}"}) for i in lost
+            ]
+            for index, rollout in zip(lost, self._gateway.create_rollouts(anew), strict=True):
+                current[index] = rollout
+        return current
 
 
 @dataclass

@@ -7,6 +7,7 @@ sampled again, and the updates after the checkpoint are replayed from them.
 
 from __future__ import annotations
 
+import random
 import shutil
 import time
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from rich.console import Console
 
 from data_pipeline.sources import load_tasks
 from swe_lightning.controller.stack import Stack, complete_model_dir
-from swe_lightning.errors import Interrupted
+from swe_lightning.errors import DataError, Interrupted
 from swe_lightning.evaluation.runner import evaluate
 from swe_lightning.objective.batch import build_batch
 from swe_lightning.recipe import Recipe
@@ -42,13 +43,13 @@ def train(recipe: Recipe, run_dir: Path, *, console: Console | None = None) -> R
     Raises Interrupted after a Ctrl-C, once the step in progress is finished and saved.
     """
     run = RunDir(run_dir)
-    resuming = run.open(recipe)
     run.lock()
     try:
+        resuming = run.open(recipe)
         with ExitStack() as stack:
             stop = stack.enter_context(StopOnSignal())
             reporter = stack.enter_context(Reporter(run, recipe, console))
-            train_tasks, val_tasks = load_tasks(recipe.tasks.train), load_tasks(recipe.tasks.val)
+            train_tasks, val_tasks = load_both(recipe)
             initial = initial_model(recipe, run, reporter, train_tasks, stop)
             loop = Loop(recipe, run, reporter, stop, train_tasks, val_tasks)
             loop.run(initial, resuming=resuming)
@@ -57,12 +58,25 @@ def train(recipe: Recipe, run_dir: Path, *, console: Console | None = None) -> R
     return run
 
 
+def load_both(recipe: Recipe) -> tuple[list[Task], list[Task]]:
+    """Training and validation tasks; DataError if they share one. Validation order is seeded, not the file's."""
+    train_tasks, val_tasks = load_tasks(recipe.tasks.train), load_tasks(recipe.tasks.val)
+    shared = {t.instance_id for t in train_tasks} & {t.instance_id for t in val_tasks}
+    if shared:
+        raise DataError(
+            f"{len(shared)} tasks are in both {recipe.tasks.train} and {recipe.tasks.val} (for example {min(shared)}); "
+            "a validation task must never be trained on"
+        )
+    random.Random(recipe.training.seed).shuffle(val_tasks)
+    return train_tasks, val_tasks
+
+
 def warm_up(recipe: Recipe, run_dir: Path, *, console: Console | None = None) -> Path:
     """Only the warm start of `train`; the run goes on from there when it is trained."""
     run = RunDir(run_dir)
-    run.open(recipe)
     run.lock()
     try:
+        run.open(recipe)
         with StopOnSignal() as stop, Reporter(run, recipe, console) as reporter:
             return initial_model(recipe, run, reporter, load_tasks(recipe.tasks.train), stop)
     finally:
@@ -104,6 +118,7 @@ class Loop:
             self.stack.gateway.resume()
             self.stack.serve_policy(current, version=step, threads=training.threads)
             self.waiter = Waiter(self.stack.gateway)
+            self.recorded = {m["step"] for m in self.run_dir.metrics()}
             while step < training.steps:
                 record = self._step(step)
                 step += 1
@@ -122,12 +137,6 @@ class Loop:
         return step, self.run_dir.checkpoint(step)
 
     def _check(self) -> None:
-        """Runs while rollouts are open.
-
-        The controller starts with the first step that has any: while finished steps are replayed after a crash, what
-        was queued for a later step must not be sampled with the weights of an earlier one.
-        """
-        self.stack.start_controller()
         self.stack.supervisor.check()
         self.stop.raise_if_forced()
 
@@ -136,7 +145,15 @@ class Loop:
         planned = plan_step(self.recipe, self.train_tasks, step)
         self.reporter.begin(f"step {step} rollouts", len(planned))
         t0 = time.monotonic()
-        done = self.waiter.run(planned, on_finished=lambda _: self.reporter.advance(), check=self._check)
+        done = self.waiter.run(
+            planned,
+            on_finished=lambda _: self.reporter.advance(),
+            # The controller starts with the first step that has open rollouts: while finished steps are replayed after
+            # a crash, nothing of a later step may be sampled with the weights of an earlier one.
+            on_open=self.stack.start_controller,
+            check=self._check,
+            again=step not in self.recorded,
+        )
         t1 = time.monotonic()
         collected = collect(self.stack.gateway, done, self.recipe)
         batch = build_batch(
@@ -153,7 +170,7 @@ class Loop:
         self._sync(step + 1)
         self.stack.gateway.resume()
         timing = {"rollout_s": t1 - t0, "batch_s": t2 - t1, "update_s": t3 - t2, "sync_s": time.monotonic() - t3}
-        return {"step": step, **_summary(collected), **batch.stats, **metrics, **timing, "time": time.time()}
+        return {"step": step, **metrics, **batch.stats, **_summary(collected), **timing, "time": time.time()}
 
     def _sync(self, version: int) -> None:
         """Export the weights into a complete model directory and load them into the server; keep the last two."""
@@ -195,13 +212,12 @@ class Loop:
             label=f"val-step{step}",
             run_dir=self.run_dir.path,
             progress=self._validation_progress,
+            on_open=self.stack.start_controller,
         )
         return {"val_rate": result.rate, "val_graded": result.graded}
 
     def _validation_progress(self, finished: int) -> None:
-        """Called with 0 while rollouts are open."""
-        if finished == 0:
-            self._check()
+        self._check()
         self.reporter.advance(finished)
 
     def _prune(self) -> None:

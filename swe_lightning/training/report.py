@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import uuid
 from types import TracebackType
 from typing import Any
 
@@ -11,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from swe_lightning.errors import MissingPart
 from swe_lightning.recipe import Recipe
-from swe_lightning.rundir import RunDir
+from swe_lightning.rundir import RunDir, write_atomic
 
 
 class Reporter:
@@ -70,11 +71,18 @@ class Reporter:
             name=self._recipe.name,
             mode=self._recipe.wandb.mode,
             dir=str(self._run.path),
-            id=self._run.path.name,
+            id=self._wandb_id(),
             resume="allow",
             config=self._recipe.model_dump(mode="json"),
             settings=wandb.Settings(silent=True),
         )
+
+    def _wandb_id(self) -> str:
+        """Chosen once per run directory: two runs never share one, a resumed run keeps its own."""
+        file = self._run.path / "wandb-id"
+        if not file.exists():
+            write_atomic(file, uuid.uuid4().hex[:12])
+        return file.read_text()
 
 
 def _line(record: dict[str, Any]) -> str:

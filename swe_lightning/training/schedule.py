@@ -16,6 +16,7 @@ from swe_lightning.records import Rollout, Task
 
 def tasks_of_step(step: int, count: int, per_step: int, seed: int) -> list[int]:
     """Indices of the `per_step` tasks of `step`: epochs are seeded permutations, laid end to end.
+    Where an epoch ends within a step, a task that would come twice in it gives way to another of the new epoch.
 
     Within a step no index repeats unless there are fewer tasks than `per_step`.
     """

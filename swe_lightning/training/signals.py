@@ -32,6 +32,11 @@ class StopOnSignal:
         if self._forced:
             raise Interrupted("stopped at once; the run resumes from its last checkpoint")
 
+    def raise_if_requested(self) -> None:
+        """For stages without a step to finish."""
+        if self.requested:
+            raise Interrupted("stopped; the same command starts this stage again")
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._forced = self.requested
         self.requested = True

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swe_lightning.controller.stack import Stack
-from swe_lightning.errors import RecipeError
+from swe_lightning.errors import RecipeError, SwelError
 from swe_lightning.recipe import Recipe, WarmStart
 from swe_lightning.records import Rollout, Row, Task
 from swe_lightning.rundir import RunDir
@@ -42,9 +43,14 @@ def initial_model(recipe: Recipe, run: RunDir, reporter: Reporter, tasks: Sequen
     base = create_policy(recipe.warm_start, run.path / "init", recipe.model.max_context, recipe.training.seed)
     rows = demonstration_rows(recipe, run, base, tasks, reporter, stop)
     reporter.begin("warm start", recipe.warm_start.steps)
-    history = warm_start(recipe, model_dir=base, out=target, rows=rows, progress=reporter.advance)
+
+    def progress() -> None:
+        stop.raise_if_requested()
+        reporter.advance()
+
+    history = warm_start(recipe, model_dir=base, out=target, rows=rows, progress=progress)
     reporter.say(
-        f"warm start: {len(rows)} demonstrations, {recipe.warm_start.steps} steps, "
+        f"warm start: {len(rows)} rows of demonstrations, {recipe.warm_start.steps} steps, "
         f"loss {history['loss_first']:.3f} -> {history['loss_last']:.3f}, {time.monotonic() - t0:.0f} s"
     )
     return target
@@ -136,10 +142,22 @@ def real_rows(
 
         def check() -> None:
             stack.supervisor.check()
-            stop.raise_if_forced()
+            stop.raise_if_requested()
 
         done = Waiter(stack.gateway).run(planned, on_finished=lambda _: reporter.advance(), check=check)
+        graded = [r for r in done if r.outcome and r.outcome.reward is not None]
+        reporter.say(played(done, len(graded)))
+        if not graded:
+            raise SwelError(f"{played(done, 0)}; see {own.logs}")
         rows: list[Row] = []
-        for rollout in done:
+        for rollout in graded:
             rows += rows_of(stack.gateway.calls(rollout.rollout_id, rollout.attempt)).rows
     return rows
+
+
+def played(done: Sequence[Rollout], graded: int) -> str:
+    """How many demonstrations came back, and why others did not."""
+    lost = Counter(r.outcome.infra_reason for r in done if r.outcome and r.outcome.infra_reason)
+    reasons = "".join(f", {count} x {reason}" for reason, count in lost.items())
+    solved = sum(bool(r.outcome and r.outcome.reward) for r in done)
+    return f"{graded} of {len(done)} demonstrations through the real path{reasons}; {solved} solved their task"

@@ -66,6 +66,9 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     with run.metrics_file.open("ab") as f:
         f.write(b'{"step": 2, "rew')
     assert [m["step"] for m in run.metrics()] == [0, 1]
+    run.append_metrics({"step": 2})
+    run.append_metrics({"step": 3})
+    assert [m["step"] for m in run.metrics()] == [0, 1, 2, 3]
 
 
 def test_a_checkpoint_counts_once_it_is_complete(tmp_path: Path) -> None:

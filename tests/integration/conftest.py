@@ -57,6 +57,8 @@ def task(repository: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def task_file(task: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One training task; `val.jsonl` beside it holds one held-out task."""
     file = tmp_path_factory.mktemp("tasks") / "tasks.jsonl"
     file.write_text(json.dumps(task) + "\n")
+    (file.parent / "val.jsonl").write_text(json.dumps({**task, "instance_id": "shop.held_out"}) + "\n")
     return file

@@ -35,7 +35,13 @@ SMALL = {
 
 
 def command(run: Path, task_file: Path, steps: int, **more: str) -> list[str]:
-    values = {**SMALL, "tasks.train": str(task_file), "tasks.val": str(task_file), "training.steps": str(steps), **more}
+    values = {
+        **SMALL,
+        "tasks.train": str(task_file),
+        "tasks.val": str(task_file.parent / "val.jsonl"),
+        "training.steps": str(steps),
+        **more,
+    }
     options = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
     return [sys.executable, "-m", "cli", "train", "tiny_cpu.yaml", "--run", str(run), *options]
 
@@ -94,6 +100,9 @@ def test_the_whole_path_trains_on_what_was_sampled(trained: Path) -> None:
     calls = recorded(trained)
     assert sorted(calls) == [f"s{s:05d}-g{g:03d}-r{r:02d}" for s in (0, 1) for g in (0, 1) for r in (0, 1)]
     with open_store(trained) as store:
+        assert {store.rollout(r)["task"]["instance_id"] for r in calls} == {"shop.plus_minus"}, (
+            "held-out tasks stay out"
+        )
         versions = {c.version_start for r in calls if r.startswith("s00001") for c in store.calls(r)}
     assert versions == {1}, "the second step must be sampled with the weights of the first update"
 

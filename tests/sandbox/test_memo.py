@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from swe_lightning.errors import RecipeError, SandboxLost
 from swe_lightning.recipe import SandboxSection
@@ -94,6 +95,20 @@ def test_a_command_with_a_part_that_may_not_be_remembered_is_real(
         assert box.run("cd pkg; cat a.py", timeout_s=20).output == b"x = 1\n"
         assert box.run("cat pkg/a.py", timeout_s=20).output == b"x = 1\n"
     assert (memo.hits, memo.misses) == (0, 0)
+
+
+def test_an_allowed_command_with_more_behind_it_is_real(memo: RememberingBackend, tree: Path) -> None:
+    assert memo.steps("cat pkg/a.py") == ["cat pkg/a.py"]
+    assert memo.steps("cat a; cat b") == ["cat a", "cat b"]
+    assert memo.steps("cat a\ndate") == []
+    assert memo.steps("date; cat a") == []
+
+
+def test_other_limits_are_another_memory(memo: RememberingBackend, tree: Path) -> None:
+    for limits in (Limits(memory_mb=256), Limits(memory_mb=512)):
+        with memo.create(tree, limits=limits) as box:
+            box.run("cat pkg/a.py", timeout_s=20)
+    assert (memo.hits, memo.misses) == (0, 2)
 
 
 def test_who_wants_the_same_at_once_waits_for_one_run(
@@ -196,6 +211,8 @@ def test_make_backend_wraps_only_when_asked(tmp_path: Path) -> None:
     assert isinstance(make_backend(plain, tmp_path), LocalBackend)
     assert isinstance(make_backend(memo), LocalBackend)
     assert isinstance(make_backend(memo, tmp_path / "m"), RememberingBackend)
+    with pytest.raises(ValidationError, match="not a regular expression"):
+        SandboxSection(remember_commands="(")
     with pytest.raises(RecipeError, match="remember_commands"):
-        make_backend(SandboxSection(remember_commands="("), tmp_path)
+        RememberingBackend(LocalBackend(), "(", tmp_path / "n")
     assert os.listdir(tmp_path) == ["m"]

@@ -41,3 +41,23 @@ def test_planning_twice_gives_the_same_rollouts_and_the_group_has_one_task() -> 
     by_group = {(r.group_id, r.task["instance_id"]) for r in first}
     assert len(by_group) == 3
     assert len({r.rollout_id for step in range(3) for r in plan_step(recipe, tasks, step)}) == 18
+
+
+def test_order_depends_on_seed_and_epoch() -> None:
+    def epoch(number: int, seed: int) -> list[int]:
+        return tasks_of_step(number, 30, 30, seed)
+
+    assert epoch(0, 0) != list(range(30))
+    assert len({tuple(epoch(number, seed)) for number in range(3) for seed in range(3)}) == 9
+
+
+def test_a_rollout_carries_what_the_recipe_says() -> None:
+    recipe = load_recipe("tiny_cpu.yaml", ["rollout.temperature=0.9", "rollout.max_attempts=2", "training.seed=5"])
+    tasks = [Task(instance_id=f"t{i}", repo="r") for i in range(40)]
+    planned = plan_step(recipe, tasks, 0)
+    assert {(r.mode, r.max_attempts, r.timeout_s) for r in planned} == {("train", 2, recipe.rollout.timeout_s)}
+    assert planned[0].config["sampling"] == {"temperature": 0.9, "top_p": 1.0}
+    assert planned[0].config["harness"]["step_limit"] == recipe.harness.step_limit
+    assert [r.task["instance_id"] for r in planned[:: recipe.rollout.group_size]] == [
+        f"t{i}" for i in tasks_of_step(0, 40, recipe.rollout.groups_per_step, 5)
+    ]
