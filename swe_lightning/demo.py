@@ -1,7 +1,7 @@
 """`swel demo`: the four commands of a whole experiment, run one after the other as a user would type them.
 
 Every stage is an ordinary `swel` command in its own process, printed before it runs; this module adds only the order,
-the clock and the final summary. A stage that is complete is skipped by the command itself, so a broken demo resumes.
+the clock and the final summary. Training and evaluation continue where they stopped, so a broken demo resumes.
 """
 
 from __future__ import annotations

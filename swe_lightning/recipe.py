@@ -262,6 +262,10 @@ def missing_engine(recipe: Recipe) -> str | None:
         )
     if recipe.sandbox.backend != "local":
         return f"sandbox.backend {recipe.sandbox.backend} is not part of this version; use sandbox.backend local"
+    if recipe.model.chat_template is not None:
+        return (
+            "model.chat_template is not part of this version; put chat_template.jinja into the model directory instead"
+        )
     if recipe.rollout.schedule == "async":
         return "rollout.schedule async is not part of this version; use rollout.schedule sync"
     return None
