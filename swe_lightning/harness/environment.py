@@ -7,13 +7,12 @@ marker. What the agent prints after it is ignored: the patch is taken from the t
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from swe_lightning.harness.budget import TimeBudget
 from swe_lightning.harness.episode_log import EpisodeLog
 from swe_lightning.harness.mini import Submitted
-from swe_lightning.harness.model import over
 from swe_lightning.harness.templates import SUBMIT_MARKER
 
 MAX_COMMAND_BYTES = 120_000
@@ -46,10 +45,10 @@ class EnvironmentConfig:
 class BoxEnvironment:
     """mini-SWE-agent's Environment protocol over a sandbox. Raises SandboxLost when the box is gone."""
 
-    def __init__(self, box: Box, *, config: EnvironmentConfig, deadline: float, log: EpisodeLog) -> None:
+    def __init__(self, box: Box, *, config: EnvironmentConfig, budget: TimeBudget, log: EpisodeLog) -> None:
         self.config = config
         self._box = box
-        self._deadline = deadline
+        self._budget = budget
         self._log = log
 
     def execute(self, action: dict[str, Any], cwd: str = "", *, timeout: float | None = None) -> dict[str, Any]:
@@ -58,14 +57,14 @@ class BoxEnvironment:
         if refused := _refusal(command):
             return {"output": "", "returncode": 126, "exception_info": refused}
         limit_s = timeout or self.config.timeout
-        left_s = self._deadline - time.monotonic()
+        left_s = self._budget.left_s
         if left_s <= 0:
-            raise over("wall_time", "The rollout's time ran out.")
+            raise self._budget.out_of_time("before a command")
         result = self._box.run(command, timeout_s=min(limit_s, left_s))
         text = result.output.decode("utf-8", errors="replace")
         if result.timed_out:
             if limit_s > left_s:
-                raise over("wall_time", "The rollout's time ran out during a command.")
+                raise self._budget.out_of_time("during a command")
             info = f"An error occurred while executing the command: it timed out after {limit_s:g} seconds"
             return {"output": text, "returncode": -1, "exception_info": info}
         if result.exit_code == 0 and submits(command, text):

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from swe_lightning.errors import InfraError
+from swe_lightning.harness.budget import TimeBudget
 from swe_lightning.harness.environment import Box, BoxEnvironment, EnvironmentConfig
 from swe_lightning.harness.episode_log import EpisodeLog
 from swe_lightning.harness.http import HttpPool
@@ -72,14 +73,15 @@ def run_episode(
         format_error_template=texts.format_error,
         extra_body=extra_body or {},
     )
+    budget = TimeBudget(deadline)
     log = EpisodeLog(log_file)
     log.header(task=task.instance_id, **manifest(harness))
-    model = GatewayModel(pool or _shared_pool, base_url, token, config=model_config, deadline=deadline, log=log)
+    model = GatewayModel(pool or _shared_pool, base_url, token, config=model_config, budget=budget, log=log)
     environment = EnvironmentConfig(timeout=harness.command_timeout_s)
     # The prompts are rendered above by our cached templates; the agent only puts them in place.
     agent = DefaultAgent(
         model,
-        BoxEnvironment(box, config=environment, deadline=deadline, log=log),
+        BoxEnvironment(box, config=environment, budget=budget, log=log),
         system_template="{{ system_prompt }}",
         instance_template="{{ instance_prompt }}",
         step_limit=harness.step_limit,

@@ -11,6 +11,8 @@ requests that got no answer, and only while the rollout has time:
     400, 422 anything else             infra: upstream_error; on the first call harness_crash (our own request)
     401, 403, 404, 409, 410            nobody wants this rollout any more: infra cancelled or gateway_lost
 
+All of it counts as waiting, also the answered calls: see budget.py for what that means when the time runs out.
+
 There is no price list and no cost: neither says anything about a model of ours.
 """
 
@@ -24,15 +26,10 @@ import orjson
 
 from swe_lightning.errors import InfraError
 from swe_lightning.harness import templates
+from swe_lightning.harness.budget import TimeBudget, over
 from swe_lightning.harness.episode_log import EpisodeLog
 from swe_lightning.harness.http import ConnectionFailed, HttpPool, Reply
-from swe_lightning.harness.mini import (
-    FormatError,
-    InterruptAgentFlow,
-    LimitsExceeded,
-    TimeExceeded,
-    parse_regex_actions,
-)
+from swe_lightning.harness.mini import FormatError, parse_regex_actions
 from swe_lightning.records import InfraReason
 
 ACTION_REGEX = r"```(?:bash|sh|mswea_bash_command)[ \t]*\n(.*?)\n```"
@@ -40,13 +37,6 @@ GATEWAY_PATIENCE_S = 300.0
 WAIT_STATUSES = {408, 429, 503, 507}
 UPSTREAM_RETRIES = 2
 MAX_WAIT_S = 30.0
-SLOW_CALL_MIN_S = 60.0
-
-
-def over(exit_status: str, message: str) -> InterruptAgentFlow:
-    """What to raise so that the agent ends here, with an exit status that counts as the policy's own."""
-    kind = TimeExceeded if exit_status == "wall_time" else LimitsExceeded
-    return kind({"role": "exit", "content": message, "extra": {"exit_status": exit_status, "submission": ""}})
 
 
 @dataclass
@@ -66,15 +56,14 @@ class GatewayModel:
     """mini-SWE-agent's Model protocol over the gateway's chat/completions. One instance per episode."""
 
     def __init__(
-        self, pool: HttpPool, base_url: str, token: str, *, config: ModelConfig, deadline: float, log: EpisodeLog
+        self, pool: HttpPool, base_url: str, token: str, *, config: ModelConfig, budget: TimeBudget, log: EpisodeLog
     ) -> None:
         self.config = config
         self.answers = 0
         self._pool = pool
         self._url = f"{base_url.rstrip('/')}/chat/completions"
         self._headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
-        self._started = time.monotonic()
-        self._deadline = deadline
+        self._budget = budget
         self._log = log
 
     def query(self, messages: list[dict[str, Any]], **kwargs: Any) -> dict[str, Any]:
@@ -138,13 +127,13 @@ class GatewayModel:
         failures = 0
         for tries in range(1_000_000):
             sent = time.monotonic()
-            if sent >= self._deadline:
-                raise self._out_of_time("before the gateway took the call", waited=tries > 0)
+            if sent >= self._budget.deadline:
+                raise self._budget.out_of_time("before the gateway took the call", refused=tries > 0)
             try:
-                reply = self._pool.post(self._url, body, self._headers, timeout_s=self._deadline - sent)
+                with self._budget.waiting():
+                    reply = self._pool.post(self._url, body, self._headers, timeout_s=self._budget.deadline - sent)
             except TimeoutError:
-                slow = time.monotonic() - sent > max(SLOW_CALL_MIN_S, (self._deadline - self._started) / 2)
-                raise self._out_of_time("while a model call was under way", waited=slow) from None
+                raise self._budget.out_of_time("while a model call was under way") from None
             except ConnectionFailed as error:
                 silent_since = silent_since or sent
                 if time.monotonic() - silent_since > GATEWAY_PATIENCE_S:
@@ -179,14 +168,9 @@ class GatewayModel:
         reason = InfraReason.CANCELLED if ended else InfraReason.GATEWAY_LOST
         raise InfraError(reason, f"the gateway refused the call: {reply.status} {code}: {text}")
 
-    def _out_of_time(self, when: str, *, waited: bool) -> Exception:
-        """Time used up by the agent is its own; time used up waiting for our machines is not."""
-        if waited:
-            return InfraError(InfraReason.UPSTREAM_ERROR, f"the rollout's time ran out {when}")
-        return over("wall_time", f"The rollout's time ran out {when}.")
-
     def _sleep(self, seconds: float) -> None:
-        time.sleep(max(min(seconds, self._deadline - time.monotonic()), 0))
+        with self._budget.waiting():
+            time.sleep(max(min(seconds, self._budget.left_s), 0))
 
 
 def _content(reply: Reply) -> tuple[str, str | None]:

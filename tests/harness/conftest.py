@@ -24,6 +24,14 @@ class Refuse:
     headers: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass
+class Slow:
+    """Answers `text` after `seconds`."""
+
+    seconds: float
+    text: str
+
+
 class Drop:
     """Close the connection without an answer."""
 
@@ -86,6 +94,9 @@ class ScriptedGateway:
             threading.Event().wait(entry.seconds)
             handler.close_connection = True
             return
+        if isinstance(entry, Slow):
+            threading.Event().wait(entry.seconds)
+            entry = entry.text
         status, headers = 200, {}
         if isinstance(entry, Refuse):
             status, headers = entry.status, entry.headers
@@ -182,9 +193,16 @@ SUBMIT = bash("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
 
 @pytest.fixture
 def scripted() -> Any:
-    """The script's vocabulary: scripted.bash, scripted.SUBMIT, scripted.Refuse, scripted.Drop, scripted.Hang."""
+    """The script's vocabulary: scripted.bash, scripted.SUBMIT, scripted.Refuse, scripted.Drop, ..."""
     import types
 
     return types.SimpleNamespace(
-        bash=bash, SUBMIT=SUBMIT, Refuse=Refuse, Drop=Drop, Hang=Hang, ScriptedGateway=ScriptedGateway, BashBox=BashBox
+        bash=bash,
+        SUBMIT=SUBMIT,
+        Refuse=Refuse,
+        Drop=Drop,
+        Hang=Hang,
+        Slow=Slow,
+        ScriptedGateway=ScriptedGateway,
+        BashBox=BashBox,
     )

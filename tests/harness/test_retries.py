@@ -110,5 +110,20 @@ def test_a_good_answer_is_never_asked_for_again(play, scripted):
 
 
 def test_time_that_runs_out_in_a_call_is_wall_time(play, scripted):
-    result, _ = play([scripted.bash("true"), scripted.Hang(5)], seconds=0.6)
+    """The agent's command took most of the time."""
+    result, _ = play([scripted.bash("sleep 1.5"), scripted.Hang(5)], seconds=2)
+    assert (result.exit_status, result.infra_reason) == ("wall_time", None)
+
+
+def test_many_calls_that_are_all_a_little_slow_are_not_the_policys_fault(play, scripted):
+    """None of the calls takes half of the time, all together do; the time may run out in a call or in a command."""
+    result, gateway = play([scripted.Slow(0.3, scripted.bash("true"))] * 9, seconds=1.2)
+    assert result.infra_reason is InfraReason.UPSTREAM_ERROR
+    assert 3 <= len(gateway.requests) < 9
+    result, _ = play([scripted.Slow(0.5, scripted.bash("true"))] * 2 + [scripted.bash("sleep 9")], seconds=1.5)
+    assert result.infra_reason is InfraReason.UPSTREAM_ERROR
+
+
+def test_slow_commands_between_slow_calls_are_the_agents_own_time(play, scripted):
+    result, _ = play([scripted.Slow(0.2, scripted.bash("sleep 0.8"))] * 9, seconds=2.5)
     assert (result.exit_status, result.infra_reason) == ("wall_time", None)
