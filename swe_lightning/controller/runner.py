@@ -80,11 +80,15 @@ class RolloutRunner:
     def run(self, job: Job) -> Outcome:
         """Never raises (SystemExit and the like apart)."""
         try:
-            return self._run(job)
+            outcome = self._run(job)
         except Exception as error:
             reason, message = attribute(error)
             self._save(job, "error.txt", traceback.format_exc().encode("utf-8", "replace"))
-            return Outcome(infra_reason=reason, message=message, exit_status=reason.value)
+            outcome = Outcome(infra_reason=reason, message=message, exit_status=reason.value)
+        # The agent chooses file names, and an outcome that cannot be sent would count as a broken machine: an agent
+        # could turn its failure into "no reward".
+        outcome.message, outcome.verdict = sendable(outcome.message), sendable(outcome.verdict)
+        return outcome
 
     def cancel(self, key: tuple[str, int]) -> None:
         """Take the box away from a rollout that nobody wants any more; it ends at its next command."""
@@ -177,6 +181,21 @@ class RolloutRunner:
         except OSError:
             # A full disk must not turn a verdict into a failure; the gateway's record does not depend on this file.
             pass
+
+
+def sendable(value: Any) -> Any:
+    """The same value with every text in it valid UTF-8: bytes of file names that are not (surrogates) as `\\xff`."""
+    if isinstance(value, str):
+        try:
+            data = value.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:  # a surrogate that stands for no byte
+            data = value.encode("utf-8", "backslashreplace")
+        return data.decode("utf-8", "backslashreplace")
+    if isinstance(value, dict):
+        return {sendable(key): sendable(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [sendable(entry) for entry in value]
+    return value
 
 
 def attribute(error: Exception) -> tuple[InfraReason, str]:

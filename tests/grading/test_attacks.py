@@ -54,6 +54,7 @@ DROPPED: dict[str, tuple[TreeDiff, list[str] | None]] = {
         ["sitecustomize.py", "usercustomize.py"],
     ),
     "path file": (files(**{"calc.pth": b"import os; os._exit(0)\n"}), ["calc.pth"]),
+    "test whose name is not UTF-8": ({"tests/\udcff_test.py": FileState(PASSING_TEST)}, ["tests/\udcff_test.py"]),
     "weakened test": (files(**{"tests/test_add.py": PASSING_TEST}), ["tests/test_add.py"]),
     "deleted tests": (dict.fromkeys(["tests/test_add.py", "tests/test_mul.py"]), None),
     "test through a symlink": (
