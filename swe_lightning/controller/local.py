@@ -40,6 +40,7 @@ OVERDUE_MARGIN_S = 120.0
 RECONCILE_S = 15.0
 TICK_S = 0.25
 MAX_FAILED_STARTS = 5
+LOST = InfraReason.WORKER_LOST
 
 
 def run_controller(
@@ -101,7 +102,7 @@ class Controller:
         self._started = 0
         self._failed_starts = 0
         self._backlog: list[Job] = []
-        self._to_release: dict[tuple[str, int], str] = {}
+        self._to_release: dict[tuple[str, int], tuple[InfraReason, str]] = {}
         self._sections: dict[str, SandboxSection] = {}
         self._next_reconcile = 0.0
         self._ready_for_work = False
@@ -134,7 +135,7 @@ class Controller:
             if kind == "found":
                 self._backlog.append(payload)
         keys = [job.key for job in self._backlog] + [key for w in self._workers for key in w.running]
-        self._to_release |= dict.fromkeys(keys, "the controller was stopped")
+        self._to_release |= dict.fromkeys(keys, (LOST, "the controller was stopped"))
         self._workers, self._backlog = [], []
         self._release_pending()
         self._collect_garbage()
@@ -157,7 +158,7 @@ class Controller:
         self._claimer.give_back()
         logger.info("%s attempt %d: %s in %.1f s", *key, message["ended"], message["seconds"])
         if not message["reported"]:
-            self._to_release[key] = "its outcome could not be reported"
+            self._to_release[key] = LOST, "its outcome could not be reported"
         self._end_if_empty(worker)
 
     def _ended(self, worker: WorkerProcess) -> None:
@@ -167,7 +168,7 @@ class Controller:
         code = worker.process.returncode
         logger.warning("worker %d ended with %s holding %d rollouts", worker.number, code, len(worker.running))
         for key in worker.running:
-            self._to_release[key] = f"worker {worker.number} ended with exit code {code}"
+            self._to_release[key] = LOST, f"worker {worker.number} ended with exit code {code}"
             self._claimer.give_back()
         if not worker.ready:
             self._failed_starts += 1
@@ -196,10 +197,21 @@ class Controller:
             if worker is None or worker.free <= 0:
                 return
             job = self._backlog.pop(0)
-            grading = Grading.model_validate(job.rollout.config.get("grading", {}))
-            self._remember_section(job)
-            worker.give(job, overdue_after_s=job.rollout.timeout_s + 2 * grading.timeout_s + self._overdue_margin_s)
+            try:
+                self._give(job, worker)
+            except Exception as error:
+                # A rollout that cannot even be handed out (a config that is not one) must not end its siblings.
+                logger.warning("%s attempt %d cannot be run: %s", *job.key, error)
+                self._to_release[job.key] = InfraReason.HARNESS_CRASH, f"the rollout cannot be run: {error}"
+                self._claimer.give_back()
             self._claimer.settled(job.rollout.rollout_id)
+
+    def _give(self, job: Job, worker: WorkerProcess) -> None:
+        config = job.rollout.config
+        grading = Grading.model_validate(config.get("grading", {}))
+        section = SandboxSection.model_validate(config.get("sandbox", {}))
+        self._sections.setdefault(section.backend, section)
+        worker.give(job, overdue_after_s=job.rollout.timeout_s + 2 * grading.timeout_s + self._overdue_margin_s)
 
     def _check_overdue(self) -> None:
         """A rollout past every limit of its own means a worker that hangs: no new work for it, and an end."""
@@ -209,7 +221,7 @@ class Controller:
             for key in late:
                 del worker.running[key]
                 self._claimer.give_back()
-                self._to_release[key] = "it ran past its time limit and the grading's"
+                self._to_release[key] = LOST, "it ran past its time limit and the grading's"
                 worker.cancel(key)
             if late and not worker.retiring:
                 logger.warning("worker %d hangs in %s; it is replaced", worker.number, ", ".join(k[0] for k in late))
@@ -222,9 +234,9 @@ class Controller:
             worker.end(grace_s=1)
 
     def _release_pending(self) -> None:
-        for key, message in list(self._to_release.items()):
+        for key, (reason, message) in list(self._to_release.items()):
             try:
-                self._gateway.release(*key, InfraReason.WORKER_LOST, message)
+                self._gateway.release(*key, reason, message)
                 logger.info("%s attempt %d released: %s", *key, message)
             except GatewayError as error:
                 if error.status not in (404, 409):
@@ -249,7 +261,7 @@ class Controller:
         )
         for key in there - here.keys():
             if key[0] not in ours:
-                self._to_release[key] = "no worker holds it"
+                self._to_release[key] = LOST, "no worker holds it"
         for key in here.keys() - there:
             here[key].cancel(key)
         if not self._ready_for_work:
@@ -257,10 +269,6 @@ class Controller:
             self._release_pending()
             self._ready_for_work = True
             self._claimer.start()
-
-    def _remember_section(self, job: Job) -> None:
-        section = SandboxSection.model_validate(job.rollout.config.get("sandbox", {}))
-        self._sections.setdefault(section.backend, section)
 
     def _collect_garbage(self) -> None:
         """Remove sandboxes whose worker died without taking them along."""
