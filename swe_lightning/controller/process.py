@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_lightning.controller.protocol import Job, line, parse
+from swe_lightning.gateway.tokens import KEY_VARIABLE
 
 
 @dataclass
@@ -26,6 +27,12 @@ class Running:
     job: Job
     overdue_at: float
     given_at: float = field(default_factory=time.monotonic)
+
+
+def worker_environment() -> dict[str, str]:
+    """Ours without the signing key: who holds it can mint any token, and a worker has those of its leases only."""
+    inherited = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
+    return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 class WorkerProcess:
@@ -53,7 +60,7 @@ class WorkerProcess:
                 stderr=log,
                 # Its own session: Ctrl-C at a terminal is the owner's to handle, not every worker's.
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+                env=worker_environment(),
             )
         for work in (self._read, self._write):
             threading.Thread(target=work, name=f"worker{number}{work.__name__}", daemon=True).start()
@@ -63,8 +70,9 @@ class WorkerProcess:
         return self.slots - len(self.running) if self.ready and not self.retiring else 0
 
     def give(self, job: Job, *, overdue_after_s: float) -> None:
+        data = job.encode()
         self.running[job.key] = Running(job, time.monotonic() + overdue_after_s)
-        self._outbox.put(job.encode())
+        self._outbox.put(data)
 
     def cancel(self, key: tuple[str, int]) -> None:
         self._outbox.put(line("cancel", rollout_id=key[0], attempt=key[1]))
