@@ -2,12 +2,16 @@
 
 A permit is a free place. It is taken before a rollout is looked for and given back when the attempt is through, so the
 gateway's queue stays where it can be reordered and cancelled, and a dead controller holds as little as possible.
+
+A rollout that comes back after a failed attempt is left in the queue for a while, so that a fault that fails fast does
+not burn all its attempts within a second. Meanwhile others are claimed past it.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,6 +24,14 @@ logger = logging.getLogger("controller")
 POLL_S = 1.0
 CLAIMS_AT_ONCE = 8
 RETRY_S = 1.0
+MAX_BACK_OFF_S = 30.0
+LOOK_AGAIN_S = 0.25
+"""How soon to look again while all that is queued waits for its back-off."""
+
+
+def back_off_s(failed_attempts: int) -> float:
+    """How long to leave a rollout alone; nothing for one that has not failed yet."""
+    return min(2.0 ** min(failed_attempts, 10), MAX_BACK_OFF_S) if failed_attempts else 0.0
 
 
 class Claimer:
@@ -30,6 +42,8 @@ class Claimer:
         self._gateway = gateway
         self._name = name
         self._found = found
+        self._not_before: dict[tuple[str, int], float] = {}
+        """(rollout, failed attempts) -> when to claim it again, on time.monotonic(). The claimer's thread only."""
         self._permits = threading.Semaphore(places)
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -74,10 +88,22 @@ class Claimer:
         return taken
 
     def _claim_some(self, permits: int, pool: ThreadPoolExecutor) -> int:
-        queued = self._gateway.list_rollouts(state=RolloutState.QUEUING, limit=permits, wait_s=POLL_S)[:permits]
+        # Those that wait keep their places in the queue: ask for as many more.
+        limit = permits + len(self._not_before)
+        listed = self._gateway.list_rollouts(state=RolloutState.QUEUING, limit=limit, wait_s=POLL_S)
+        queued = self._due(listed)[:permits]
+        if listed and not queued:
+            self._stop.wait(LOOK_AGAIN_S)
         with self._lock:
             self.claiming |= {r.rollout_id for r in queued}
         return sum(pool.map(self._claim, queued))
+
+    def _due(self, listed: list[Rollout]) -> list[Rollout]:
+        """Those whose back-off is over. It begins when we first see the rollout back in the queue."""
+        now = time.monotonic()
+        seen = {(r.rollout_id, r.attempt): back_off_s(r.attempt) for r in listed if r.attempt}
+        self._not_before = {key: self._not_before.get(key, now + wait) for key, wait in seen.items()}
+        return [r for r in listed if self._not_before.get((r.rollout_id, r.attempt), now) <= now]
 
     def _claim(self, rollout: Rollout) -> bool:
         try:
