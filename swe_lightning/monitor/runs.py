@@ -30,7 +30,7 @@ def list_runs(root: Path) -> list[dict[str, Any]]:
     if not root.is_dir():
         raise DataError(f"no directory {root}; give the directory that holds the runs")
     found = sorted(_run_dirs(root, SEARCH_DEPTH), key=lambda path: (_started(path), path))
-    return [_overview(path) for path in found]
+    return [_listed(path) for path in found]
 
 
 def show_run(run_dir: Path) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def show_run(run_dir: Path) -> dict[str, Any]:
     if not _is_run(run_dir):
         raise DataError(f"{run_dir} is not a run directory (neither recipe.yaml nor gateway.db); see swel runs list")
     metrics = _metrics(run_dir)
-    data = _overview(run_dir)
+    data = _overview(run_dir, _counts(run_dir))
     data |= {"outcomes": {}, "infra": {}, "recent": [], "calls": 0}
     if (run_dir / "gateway.db").is_file():
         with open_store(run_dir) as store:
@@ -70,14 +70,26 @@ def _started(place: Path) -> float:
     return min((f.stat().st_mtime for f in files if f.exists()), default=0.0)
 
 
-def _overview(run_dir: Path) -> dict[str, Any]:
+def _listed(run_dir: Path) -> dict[str, Any]:
+    """One damaged store must not hide the other runs."""
+    try:
+        return _overview(run_dir, _counts(run_dir))
+    except DataError:
+        return _overview(run_dir, {}) | {"state": "unreadable"}
+
+
+def _counts(run_dir: Path) -> dict[str, int]:
+    if not (run_dir / "gateway.db").is_file():
+        return {}
+    with open_store(run_dir) as store:
+        return store.counts()
+
+
+def _overview(run_dir: Path, counts: dict[str, int]) -> dict[str, Any]:
     recipe, metrics = _recipe(run_dir), _metrics(run_dir)
-    step = max((m.get("step", 0) for m in metrics), default=0)
+    # The loop counts from 0: the line of step 15 says that 16 steps are done.
+    step = max((m.get("step", 0) + 1 for m in metrics), default=0)
     steps = recipe.get("training", {}).get("steps") if recipe else None
-    counts: dict[str, int] = {}
-    if (run_dir / "gateway.db").is_file():
-        with open_store(run_dir) as store:
-            counts = store.counts()
     last = metrics[-1] if metrics else {}
     values = [m["val_rate"] for m in metrics if m.get("val_rate") is not None]
     return {

@@ -72,11 +72,11 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Path:
     recipe = {"name": "mini", "training": {"steps": 3}, "model": {"path": "m"}}
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     lines = [
-        {"step": 1, "reward_mean": 0.1},
-        {"step": 2, "reward_mean": 9.0},
-        {"step": 2, "reward_mean": 0.25, "val_rate": 0.5},
+        {"step": 0, "reward_mean": 0.1},
+        {"step": 1, "reward_mean": 9.0},
+        {"step": 1, "reward_mean": 0.25, "val_rate": 0.5},
     ]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "rew')
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 2, "rew')
     EvalResult("step2", 1, 0.7, [EvalRecord("e", "calc__1", "calc", 0, reward=1.0)]).save(run)
     return run
 
@@ -116,6 +116,24 @@ def test_list(run_dir: Path) -> None:
     json.dumps(found)
     assert "mini" in printed(runs_table([found]))
     assert "no runs here" in printed(runs_table([]))
+
+
+def test_a_run_is_finished_with_its_last_step_counted_from_0(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"name": "mini", "training": {"steps": 2}}))
+    for step, state in enumerate(("stopped", "finished")):
+        RunDir(tmp_path).append_metrics({"step": step})
+        assert show_run(tmp_path)["state"] == state
+    assert show_run(tmp_path)["step"] == 2
+
+
+def test_a_damaged_store_does_not_hide_other_runs(run_dir: Path, tmp_path: Path) -> None:
+    for name in ("broken", "whole"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recipe.yaml").write_bytes((run_dir / "recipe.yaml").read_bytes())
+    (tmp_path / "broken" / "gateway.db").write_bytes(b"no database" * 500)
+    states = {Path(row["path"]).name: row["state"] for row in list_runs(tmp_path)}
+    assert states == {"broken": "unreadable", "whole": "stopped"}
+    assert "unreadable" in printed(runs_table(list_runs(tmp_path)))
 
 
 def test_show_run(run_dir: Path) -> None:
