@@ -41,7 +41,11 @@ def synth(
     what still holds). Packages that give no task are reported, not fatal, unless none does.
     """
     from data_pipeline import make
+    from swe_lightning.paths import want_directory
 
+    want_directory(out, "--out")
+    if kinds:
+        _refuse_unknown_kinds(kinds)
     if manifest is not None:
         if pypi or held_out or repo:
             raise UserError("--manifest already says which packages; leave out --pypi, --held-out and --repo")
@@ -68,6 +72,14 @@ def synth(
         test_env=dict(test_env) if test_env else None,
         backend=backend,
     )
+
+
+def _refuse_unknown_kinds(kinds: Sequence[str]) -> None:
+    from data_pipeline.mutation_rules import KINDS
+
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise UserError(f"--kind {unknown[0]}: no such kind of bug; choose among {', '.join(sorted(KINDS))}")
 
 
 def stats(*, inputs: Sequence[str]) -> dict[str, Any]:
@@ -126,6 +138,7 @@ def filter(
     branches: Path | None = None,
     probe_results: Path | None = None,
     run_rollouts: Any = None,
+    probe_identity: str | None = None,
     k: int = 4,
     keep_none_solved: int = 1000,
     split: str = "auto",
@@ -137,6 +150,8 @@ def filter(
 
     `branches` is a JSON file {repository or image: [branch names]} for rows without a local repository.
     `run_rollouts` (see probe.RunRollouts) turns the difficulty probe on; `probe_results` imports one.
+    `probe_identity` says which model is probed and how: outcomes of another one in OUT are refused, or with `overwrite`
+    dropped.
     """
     from typing import get_args
 
@@ -164,6 +179,7 @@ def filter(
         branches=_branch_table(branches) if branches else None,
         probe_results=probe_results,
         run_rollouts=run_rollouts,
+        probe_identity=probe_identity,
         overwrite=overwrite,
     )
     return result.report

@@ -1,14 +1,15 @@
 """The kinds of bugs, as rules over libcst nodes. To add one: a token in a `_swap` table, or a function with `@_rule`.
 
 A rule yields (kind, first node, last node, new text); the finder turns that into a Mutation by the nodes' byte spans.
-Imported only where bugs are searched: libcst takes a while to load.
+A function names its kinds in the decorator, so that KINDS is whole. Imported only where bugs are searched or a kind is
+named: libcst takes a while to load.
 """
 
 from __future__ import annotations
 
 import ast
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import libcst as cst
@@ -21,9 +22,13 @@ Change = tuple[str, cst.CSTNode, cst.CSTNode, str]
 Text = Callable[[cst.CSTNode], str]
 Rule = Callable[[Any, Text], Iterator[Change]]
 _RULES: dict[type[cst.CSTNode], list[Rule]] = {}
+KINDS: set[str] = set()
+"""Every kind that a rule below can yield."""
 
 
-def _rule(*types: type[cst.CSTNode]) -> Callable[[Rule], Rule]:
+def _rule(*types: type[cst.CSTNode], kinds: Iterable[str]) -> Callable[[Rule], Rule]:
+    KINDS.update(kinds)
+
     def register(rule: Rule) -> Rule:
         for node_type in types:
             _RULES.setdefault(node_type, []).append(rule)
@@ -38,6 +43,7 @@ def _swap(kind: str, table: dict[type[cst.CSTNode], str]) -> None:
     def rule(node: cst.CSTNode, _: Text) -> Iterator[Change]:
         yield kind, node, node, table[type(node)]
 
+    KINDS.add(kind)
     for node_type in table:
         _RULES.setdefault(node_type, []).append(rule)
 
@@ -73,13 +79,13 @@ _CODE = cst.Module([]).code_for_node
 _PLAIN = (cst.Name, cst.Attribute, cst.Call, cst.Comparison, cst.Subscript)
 
 
-@_rule(cst.Name)
+@_rule(cst.Name, kinds=["boolean"])
 def _constant(node: cst.Name, _: Text) -> Iterator[Change]:
     if node.value in _CONSTANTS:
         yield "boolean", node, node, _CONSTANTS[node.value]
 
 
-@_rule(cst.Integer)
+@_rule(cst.Integer, kinds=["integer"])
 def _integer(node: cst.Integer, _: Text) -> Iterator[Change]:
     if node.value.isdigit() and len(node.value) <= 3:
         value = int(node.value)
@@ -88,7 +94,7 @@ def _integer(node: cst.Integer, _: Text) -> Iterator[Change]:
             yield "integer", node, node, str(value - 1)
 
 
-@_rule(cst.Call)
+@_rule(cst.Call, kinds=[kind for kind, _ in (*_CALLS.values(), *_METHODS.values())])
 def _call_name(node: cst.Call, _: Text) -> Iterator[Change]:
     if isinstance(node.func, cst.Name) and node.func.value in _CALLS:
         kind, new = _CALLS[node.func.value]
@@ -98,7 +104,7 @@ def _call_name(node: cst.Call, _: Text) -> Iterator[Change]:
         yield kind, node.func.attr, node.func.attr, new
 
 
-@_rule(cst.Call)
+@_rule(cst.Call, kinds=["swap_arguments"])
 def _swap_arguments(node: cst.Call, text: Text) -> Iterator[Change]:
     for first, second in zip(node.args, node.args[1:], strict=False):
         if first.keyword or second.keyword or first.star or second.star:
@@ -108,7 +114,7 @@ def _swap_arguments(node: cst.Call, text: Text) -> Iterator[Change]:
             yield "swap_arguments", first.value, second.value, f"{two}, {one}"
 
 
-@_rule(cst.If, cst.IfExp, cst.While)
+@_rule(cst.If, cst.IfExp, cst.While, kinds=["negate"])
 def _negate_test(node: cst.If | cst.IfExp | cst.While, text: Text) -> Iterator[Change]:
     test = node.test
     while isinstance(test, cst.BooleanOperation):
@@ -117,7 +123,7 @@ def _negate_test(node: cst.If | cst.IfExp | cst.While, text: Text) -> Iterator[C
         yield "negate", test, test, f"not {text(test)}"
 
 
-@_rule(cst.UnaryOperation)
+@_rule(cst.UnaryOperation, kinds=["drop_not", "drop_minus"])
 def _drop_not(node: cst.UnaryOperation, text: Text) -> Iterator[Change]:
     if isinstance(node.operator, cst.Not):
         yield "drop_not", node, node, text(node.expression)
@@ -125,13 +131,13 @@ def _drop_not(node: cst.UnaryOperation, text: Text) -> Iterator[Change]:
         yield "drop_minus", node, node, text(node.expression)
 
 
-@_rule(cst.Return)
+@_rule(cst.Return, kinds=["return_not"])
 def _return_not(node: cst.Return, text: Text) -> Iterator[Change]:
     if isinstance(node.value, _PLAIN) and not (isinstance(node.value, cst.Name) and node.value.value == "None"):
         yield "return_not", node.value, node.value, f"not {text(node.value)}"
 
 
-@_rule(cst.If)
+@_rule(cst.If, kinds=["drop_branch"])
 def _drop_branch(node: cst.If, _: Text) -> Iterator[Change]:
     body = node.body.body
     if isinstance(node.body, cst.IndentedBlock) and not _is_pass(body[0]):

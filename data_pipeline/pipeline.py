@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,6 +29,8 @@ from swe_lightning.errors import DataError
 from swe_lightning.rundir import write_atomic
 
 Row = Mapping[str, Any]
+PROBE_OUTCOMES, PROBE_RUN, PROBE_IDENTITY = "probe.jsonl", "probe", "probe_identity.txt"
+"""Beside the outputs: outcomes of the difficulty probe, its run directory, and what was probed."""
 OUTPUTS = ("train.jsonl", "val.jsonl", "dropped.jsonl", "report.md", "report.json")
 
 
@@ -61,21 +64,32 @@ def run_filter(
     branches: Mapping[str, Collection[str]] | None = None,
     probe_results: Path | None = None,
     run_rollouts: probing.RunRollouts | None = None,
+    probe_identity: str | None = None,
     overwrite: bool = False,
 ) -> FilterResult:
-    """Filter, split and write. DataError if `out` holds another result and `overwrite` is not given."""
+    """Filter, split and write. DataError if `out` holds another result and `overwrite` is not given.
+
+    `probe_identity` names what `run_rollouts` probes. Outcomes of another probe are never counted for this one.
+    """
     settings = settings or FilterSettings()
-    source = describe_inputs(inputs, settings, probe_results)
+    source = describe_inputs(inputs, settings, probe_results, probe_identity)
     _refuse_other_result(out, source, overwrite)
+    other_probe = run_rollouts is not None and _holds_other_probe(out, probe_identity)
+    if other_probe and not overwrite:
+        raise DataError(f"{out} holds a probe of another model or recipe; choose another --out or give --overwrite")
     rows = read_rows(inputs, split=settings.hub_split)
     out.mkdir(parents=True, exist_ok=True)
+    if other_probe:
+        _drop_probe(out)
+    if run_rollouts is not None and probe_identity is not None:
+        write_atomic(out / PROBE_IDENTITY, probe_identity)
     outcomes: Callable[[Sequence[Row]], probing.Results] | None = None
     if probe_results is not None:
         imported = probing.load_results(probe_results)
         outcomes = lambda _: imported  # noqa: E731
     elif run_rollouts is not None:
         runner = run_rollouts
-        outcomes = lambda left: probing.probe(left, runner, k=settings.k, results_file=out / "probe.jsonl")  # noqa: E731
+        outcomes = lambda left: probing.probe(left, runner, k=settings.k, results_file=out / PROBE_OUTCOMES)  # noqa: E731
     result = filter_rows(rows, settings, branches=branches, outcomes=outcomes)
     result.report["source"] = source
     write_result(out, result)
@@ -157,11 +171,15 @@ def _report(
     }
 
 
-def describe_inputs(inputs: Sequence[str], settings: FilterSettings, probe_results: Path | None) -> dict[str, Any]:
+def describe_inputs(
+    inputs: Sequence[str], settings: FilterSettings, probe_results: Path | None, probe_identity: str | None = None
+) -> dict[str, Any]:
     """What the result was made from: names, and digests of files."""
     files = [Path(name) for name in inputs] + ([probe_results] if probe_results else [])
     digests = {str(f): _file_digest(f) for f in files if f.is_file()}
-    described = {"inputs": list(inputs), "sha256": digests, "settings": asdict(settings)}
+    described: dict[str, Any] = {"inputs": list(inputs), "sha256": digests, "settings": asdict(settings)}
+    if probe_identity is not None:
+        described["probe"] = probe_identity
     text = json.dumps(described, sort_keys=True, default=list)
     return {**described, "digest": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
@@ -186,6 +204,24 @@ def _refuse_other_result(out: Path, source: Mapping[str, Any], overwrite: bool) 
         before = None
     if before != source["digest"]:
         raise DataError(f"{out} holds a result of other inputs or settings; choose another --out or give --overwrite")
+
+
+def _holds_other_probe(out: Path, identity: str | None) -> bool:
+    """True if outcomes or rollouts of a probe are there that is not known to be this one."""
+    if not any((out / name).exists() for name in (PROBE_OUTCOMES, PROBE_RUN)):
+        return False
+    try:
+        before: str | None = (out / PROBE_IDENTITY).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        before = None
+    return before != identity
+
+
+def _drop_probe(out: Path) -> None:
+    """The identity stays until a new one replaces it: broken off in between, the rest still counts as another probe."""
+    (out / PROBE_OUTCOMES).unlink(missing_ok=True)
+    if (out / PROBE_RUN).exists():
+        shutil.rmtree(out / PROBE_RUN)
 
 
 def write_result(out: Path, result: FilterResult) -> None:

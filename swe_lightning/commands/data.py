@@ -29,14 +29,14 @@ def synth(
     tasks_per_package: Annotated[int, typer.Option(min=1, help="Tasks to look for in each package.")] = 20,
     kind: Annotated[list[str] | None, typer.Option(help="Only these kinds of bugs. Repeatable.")] = None,
     train_limit: Annotated[
-        int | None, typer.Option(help="Most training tasks of a manifest (packages take turns).")
+        int | None, typer.Option(min=0, help="Most training tasks of a manifest (packages take turns).")
     ] = None,
-    held_out_limit: Annotated[int | None, typer.Option(help="Most held-out tasks of a manifest.")] = None,
+    held_out_limit: Annotated[int | None, typer.Option(min=0, help="Most held-out tasks of a manifest.")] = None,
     one_edit: Annotated[bool, typer.Option(help="Only bugs that one simple line edit repairs.")] = False,
     test_cmd: Annotated[str | None, typer.Option(help="Test command of --repo; default: python -m pytest -q.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
     workers: Annotated[int, typer.Option(min=1, help="Test runs at once.")] = 2,
-    timeout_s: Annotated[float, typer.Option(help="Wall time of one test run.")] = 60.0,
+    timeout_s: Annotated[float, typer.Option(min=1, help="Wall time of one test run.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
     """Turn packages or a repository into SWE-smith-style tasks by injecting bugs, validated by their tests."""
@@ -71,12 +71,12 @@ def filter_tasks(
     inputs: Input,
     out: Annotated[Path, typer.Option(help="Directory for train.jsonl, val.jsonl, dropped.jsonl, report.md.")],
     hub_split: Annotated[str, typer.Option(help="Split to read of a hub data set.")] = "train",
-    test_cap: Annotated[int, typer.Option(help="Most FAIL_TO_PASS + PASS_TO_PASS tests of a task.")] = 200,
+    test_cap: Annotated[int, typer.Option(min=1, help="Most FAIL_TO_PASS + PASS_TO_PASS tests of a task.")] = 200,
     branches: Annotated[Path | None, typer.Option(help="JSON {repository or image: [branches]}.")] = None,
     split: Annotated[
         str, typer.Option(help="auto (held_out if synth marked roles), stratified, repository, held_out.")
     ] = "auto",
-    val_size: Annotated[int | None, typer.Option(help="Validation tasks.")] = None,
+    val_size: Annotated[int | None, typer.Option(min=1, help="Validation tasks.")] = None,
     held_out_repo: Annotated[list[str] | None, typer.Option(help="Repository for validation only.")] = None,
     probe_model: Annotated[
         str | None, typer.Option(help="Run the difficulty probe: a model directory or script:NAME.")
@@ -86,8 +86,10 @@ def filter_tasks(
         list[str] | None, typer.Option("--set", help="Override one key of the probe's recipe.")
     ] = None,
     probe_results: Annotated[Path | None, typer.Option(help="Probe results measured elsewhere.")] = None,
-    k: Annotated[int, typer.Option(help="Probe rollouts per task.")] = 4,
-    keep_none_solved: Annotated[int, typer.Option(help="Tasks no rollout solved to keep (seeded sample).")] = 1000,
+    k: Annotated[int, typer.Option(min=1, help="Probe rollouts per task.")] = 4,
+    keep_none_solved: Annotated[
+        int, typer.Option(min=0, help="Tasks no rollout solved to keep (seeded sample).")
+    ] = 1000,
     seed: Annotated[int, typer.Option(help="Seed of split and samples.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another result in OUT.")] = False,
     as_json: AsJson = False,
@@ -109,6 +111,7 @@ def filter_tasks(
         branches=branches,
         probe_results=probe_results,
         run_rollouts=runner,
+        probe_identity=runner.identity if runner else None,
         k=k,
         keep_none_solved=keep_none_solved,
         split=split,

@@ -1,19 +1,24 @@
 """The difficulty probe's rollouts: ordinary gateway, harness, sandbox and grader, with the initial model behind them.
 
 `data_pipeline` decides how many rollouts each task needs and what they mean; this module only runs them and says
-solved, not solved, or no verdict. Rollout ids count upwards per task from what was already reported, and outcomes are
-reported in that order: after an interruption the gateway's store still has what had finished, and nothing runs twice.
+solved, not solved, or no verdict. Outcomes come when the whole wave has ended, in the order asked for. Rollout ids
+count upwards per task from what was already reported: after an interruption the gateway's store still has what had
+finished, and nothing runs twice.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.pipeline import PROBE_OUTCOMES, PROBE_RUN
 from data_pipeline.probe import load_results
 from swe_lightning.controller.stack import Stack
 from swe_lightning.errors import UserError
+from swe_lightning.policy.scripted import make_strategy
 from swe_lightning.recipe import Recipe, load_recipe
 from swe_lightning.records import Rollout, Task
 from swe_lightning.rundir import RunDir
@@ -24,23 +29,31 @@ Wanted = Sequence[tuple[Mapping[str, Any], int]]
 
 
 class Prober:
-    """Callable of `data_pipeline.probe`: (task row, number) pairs -> (instance_id, solved | None), as they end."""
+    """Callable of `data_pipeline.probe`: (task row, number) pairs -> (instance_id, solved | None), wave by wave."""
 
     def __init__(
         self,
         recipe: Recipe,
         run_dir: Path,
         *,
-        reported: Mapping[str, int],
+        results_file: Path,
+        identity: str = "",
         model_dir: Path | None = None,
         script: str | None = None,
     ) -> None:
         self._recipe, self._run = recipe, RunDir(run_dir)
         self._model_dir, self._script = model_dir, script
-        self._asked = dict(reported)
+        self.identity = identity
+        """Which model is probed and how, as text: the same text means that outcomes may be put together."""
+        self._results_file = results_file
+        self._asked: dict[str, int] | None = None
 
     def __call__(self, wanted: Wanted) -> Iterator[tuple[str, bool | None]]:
         recipe = self._recipe
+        if self._asked is None:
+            # Read this late because results of another model are dropped before the first wave.
+            earlier = load_results(self._results_file) if self._results_file.exists() else {}
+            self._asked = {name: len(outcomes) for name, outcomes in earlier.items()}
         self._run.path.mkdir(parents=True, exist_ok=True)
         with Stack(
             self._run,
@@ -64,6 +77,7 @@ class Prober:
             yield str(rollout.task["instance_id"]), None if reward is None else reward > 0
 
     def _plan(self, task: Task, count: int) -> list[Rollout]:
+        assert self._asked is not None
         first = self._asked.get(task.instance_id, 0)
         self._asked[task.instance_id] = first + count
         config = rollout_config(self._recipe, temperature=self._recipe.rollout.temperature)
@@ -84,12 +98,26 @@ class Prober:
 def make_prober(recipe_name: str, overrides: list[str], model: str, out: Path) -> Prober:
     """`model`: a model directory, or `script:NAME`. UserError if it is neither."""
     recipe = load_recipe(recipe_name, overrides)
-    results = out / "probe.jsonl"
-    earlier = load_results(results) if results.exists() else {}
-    reported = {name: len(outcomes) for name, outcomes in earlier.items()}
+    run, results = out / PROBE_RUN, out / PROBE_OUTCOMES
     if model.startswith("script:"):
-        return Prober(recipe, out / "probe", reported=reported, script=model.removeprefix("script:"))
+        script = model.removeprefix("script:")
+        try:
+            make_strategy(script)
+        except UserError as error:
+            raise UserError(f"--probe-model {model}: {error}") from error
+        return Prober(recipe, run, results_file=results, identity=_identity(recipe, model), script=script)
     directory = Path(model)
     if not (directory / "config.json").is_file():
         raise UserError(f"--probe-model {model}: give a model directory (with config.json) or script:NAME")
-    return Prober(recipe, out / "probe", reported=reported, model_dir=directory.absolute())
+    directory = directory.absolute()
+    identity = _identity(recipe, str(directory), sorted(directory.glob("*.safetensors")))
+    return Prober(recipe, run, results_file=results, identity=identity, model_dir=directory)
+
+
+def _identity(recipe: Recipe, model: str, weights: Sequence[Path] = ()) -> str:
+    digests = {}
+    for file in weights:
+        with file.open("rb") as f:
+            digests[file.name] = hashlib.file_digest(f, "sha256").hexdigest()
+    document = {"model": model, "weights": digests, "recipe": recipe.model_dump(mode="json")}
+    return json.dumps(document, sort_keys=True)

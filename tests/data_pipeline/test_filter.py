@@ -301,6 +301,34 @@ def test_probe_through_the_command(make_row: Make, write_rows: Callable[..., str
     assert report["dropped"] == {"all_solved": 1}
 
 
+def test_outcomes_of_another_model_are_never_counted(
+    make_row: Make, write_rows: Callable[..., str], tmp_path: Path
+) -> None:
+    rows = [make_row(n) for n in range(4)]
+    names = [row["instance_id"] for row in rows]
+    settings: dict[str, Any] = {"inputs": [write_rows(rows)], "out": tmp_path, "val_size": 1}
+    weak = Rollouts({name: [True, False] for name in names}, stop_after=5)
+    with pytest.raises(KeyboardInterrupt):  # interrupted: no report says yet which model it was
+        commands.filter(**settings, run_rollouts=weak, probe_identity="weak")
+    (tmp_path / "probe").mkdir()
+    (tmp_path / "probe" / "gateway.db").write_bytes(b"rollouts of the weak model")
+    for other in ("strong", None):
+        with pytest.raises(DataError, match="probe of another model or recipe"):
+            commands.filter(**settings, run_rollouts=weak, probe_identity=other)
+    weak.stop_after = None
+    report = commands.filter(**settings, run_rollouts=weak, probe_identity="weak")
+    assert (weak.count.total(), report["difficulty"]["mixed"]) == (8, 4), "the same model goes on where it stopped"
+    strong = Rollouts({name: [True] * 4 if name == names[0] else [False] * 4 for name in names})
+    with pytest.raises(DataError, match="other inputs or settings"):
+        commands.filter(**settings, run_rollouts=strong, probe_identity="strong")
+    assert strong.count.total() == 0
+    report = commands.filter(**settings, run_rollouts=strong, probe_identity="strong", overwrite=True)
+    assert report["difficulty"] == {"all_solved": 1, "mixed": 0, "none_solved": 3, "undecided": 0}
+    assert report["source"]["probe"] == "strong"
+    assert not (tmp_path / "probe").exists(), "a store of the weak model would answer for the strong one"
+    assert len(load_results(tmp_path / "probe.jsonl")[names[0]]) == 4
+
+
 @pytest.mark.parametrize(("option", "value"), [("split", "randomly"), ("k", 0), ("test_cap", 0), ("val_size", 0)])
 def test_bad_options(write_rows: Callable[..., str], make_row: Make, tmp_path: Path, option: str, value: Any) -> None:
     with pytest.raises(UserError, match=option.replace("_", "-")):

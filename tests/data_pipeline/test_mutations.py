@@ -62,6 +62,15 @@ def test_branch_and_loop_kinds() -> None:
     assert "        if x:\n            pass\n    return a" in found["drop_branch"]
 
 
+def test_every_kind_found_can_be_named() -> None:
+    from data_pipeline.mutation_rules import KINDS
+
+    assert {kind for _, kind, _ in TABLE} | {"loop_jump", "drop_branch"} <= KINDS
+    assert {
+        m.kind for body, _, _ in TABLE for m in find_mutations(f"def f(a, b):\n    {body}\n".encode(), "m.py")
+    } <= KINDS
+
+
 def test_at_least_twelve_kinds() -> None:
     assert len({kind for _, kind, _ in TABLE} | {"loop_jump", "drop_branch"}) >= 12
 
