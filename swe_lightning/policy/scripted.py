@@ -135,14 +135,15 @@ class ByteTokenizer:
 
 
 class DirectoryTokenizer:
-    """The tokenizer and chat template of a model directory."""
+    """The tokenizer and chat template of a model directory. UserError if it holds none; the hub is never asked."""
 
     def __init__(self, directory: Path) -> None:
-        from transformers import AutoTokenizer
-
         from swe_lightning.policy.server import encoder
+        from swe_lightning.policy.weights import load_tokenizer
 
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(directory)
+        self.tokenizer: Any = load_tokenizer(directory)
+        if not self.tokenizer.chat_template:
+            raise UserError(f"the tokenizer in {directory} has no chat template; give a chat model's directory")
         self.encode = encoder(self.tokenizer)
 
     def prompt(self, messages: Messages) -> list[int]:
@@ -259,6 +260,6 @@ def serve_scripted(
 ) -> None:
     """Serve a named strategy until SIGTERM. Raises UserError (strategy, file), BusyError (port)."""
     chosen = make_strategy(strategy)
-    sock = bind(host, port)
     tokenizer = DirectoryTokenizer(tokenizer_dir) if tokenizer_dir else ByteTokenizer()
+    sock = bind(host, port)
     run(ScriptedServer(chosen, tokenizer, max_context=max_context).app(), sock)

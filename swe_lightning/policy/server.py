@@ -49,21 +49,22 @@ def serve(
     name: str = "policy",
 ) -> None:
     """Serve the model in `model_dir` until SIGTERM. Raises BusyError (port), MissingPart (torch), UserError (model)."""
+    if not (model_dir / "config.json").is_file():
+        raise UserError(f"{model_dir} holds no model (config.json is missing)")
     sock = bind(host, port)
     try:
         import torch
-        from transformers import AutoTokenizer
+        import transformers  # noqa: F401
     except ImportError as error:
         raise MissingPart(
             "the embedded server needs torch and transformers: pip install 'swe-lightning[train]'"
         ) from error
     from swe_lightning.policy.engine import Engine
-    from swe_lightning.policy.weights import load_model
+    from swe_lightning.policy.weights import load_model, load_tokenizer
 
     torch.set_num_threads(threads)
     sys.setswitchinterval(0.0005)  # the engine thread and the event loop hand over often; 5 ms would be one step
-    if not (model_dir / "config.json").is_file():
-        raise UserError(f"{model_dir} holds no model (config.json is missing)")
+    tokenizer = load_tokenizer(model_dir)
     model = load_model(model_dir)
     limit = int(getattr(model.config, "max_position_embeddings", 0) or 0)
     if max_context is not None and limit and max_context > limit:
@@ -71,7 +72,6 @@ def serve(
     engine = Engine(
         model, max_context=max_context or limit or 2048, max_batch=max_batch, cache_mb=cache_mb, version=version
     )
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
     run(Server(engine, tokenizer, name=name, eos_ids=eos_ids(model, tokenizer)).app(), sock)
 
 

@@ -7,6 +7,8 @@ is not plain causal attention over all positions.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +23,41 @@ def load_model(directory: Path) -> Any:
     from swe_lightning.policy.kvcache import ragged_attention
 
     AttentionInterface.register("swel_ragged", ragged_attention)  # type: ignore[no-untyped-call, unused-ignore]
-    config = AutoConfig.from_pretrained(directory)
+    with _reading(directory, "configuration"):
+        config = AutoConfig.from_pretrained(directory)
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"} or getattr(config, "attn_logit_softcapping", None):
         raise UserError(
             f"{directory}: the embedded server serves plain causal attention only, this model has "
             f"{', '.join(sorted(kinds))}; serve it with vLLM"
         )
-    model = AutoModelForCausalLM.from_pretrained(
-        directory, config=config, dtype=torch.float32, attn_implementation="swel_ragged"
-    )
+    with _reading(directory, "model"):
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, config=config, dtype=torch.float32, attn_implementation="swel_ragged"
+        )
     return model.eval().requires_grad_(False)
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """The tokenizer in `directory`, never the hub's. UserError if there is none."""
+    from transformers import AutoTokenizer
+
+    if not directory.is_dir():
+        raise UserError(f"no directory {directory}; give the local directory of a model or tokenizer")
+    with _reading(directory, "tokenizer"):
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+
+
+@contextmanager
+def _reading(directory: Path, what: str) -> Iterator[None]:
+    """Loaders fail in many ways on damaged files: whatever they raise becomes one sentence about the directory."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise UserError(f"cannot read the {what} in {directory}; check its files ({reason[:300]})") from error
 
 
 def weight_files(directory: Path) -> list[Path]:
