@@ -6,6 +6,7 @@ rooms below. It imports nothing heavy: `swel --help` answers at once, and each c
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -59,6 +60,12 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(141)
+    except OSError as error:
+        # One that names a file is a path the user can mend; any other is a bug.
+        if error.strerror is None or not isinstance(error.filename, str | bytes | os.PathLike):
+            raise
+        typer.echo(f"swel: {os.fsdecode(error.filename)}: {error.strerror}", err=True)
+        sys.exit(2)
     except Exception as error:
         # Imported late: the error tree brings the records with it, which `--help` does not need.
         from swe_lightning.errors import SwelError

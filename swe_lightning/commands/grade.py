@@ -20,7 +20,7 @@ def grade(
     predictions: Annotated[Path | None, typer.Option(help="Predictions in SWE-bench form.")] = None,
     gold: Annotated[bool, typer.Option("--gold", help="Grade the fix itself: must resolve every task.")] = False,
     null: Annotated[bool, typer.Option("--null", help="Grade an empty patch: must resolve none.")] = False,
-    timeout_s: Annotated[float, typer.Option(help="Wall time of the test command.")] = 300.0,
+    timeout_s: Annotated[float, typer.Option(min=1, help="Wall time of the test command.")] = 300.0,
     workers: Annotated[int, typer.Option(min=1, help="Gradings at once.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -39,9 +39,11 @@ def tiny(
 ) -> None:
     """Create a tiny policy with random weights, and its tokenizer."""
     from swe_lightning.errors import UserError
+    from swe_lightning.paths import want_directory
     from swe_lightning.recipe import load_recipe
     from swe_lightning.training.warm import create_policy
 
+    want_directory(out, "swel model tiny")
     settings = load_recipe(recipe)
     if settings.warm_start is None:
         raise UserError(f"recipe {recipe} has no warm_start section; use tiny_cpu.yaml")

@@ -35,7 +35,7 @@ def model(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     version: Annotated[int, typer.Option(min=0, help="Weight version these weights have.")] = 0,
     max_context: Annotated[
-        int | None, typer.Option(help="Tokens of prompt and response; default: the model's.")
+        int | None, typer.Option(min=1, help="Tokens of prompt and response; default: the model's.")
     ] = None,
 ) -> None:
     """The embedded inference server (OpenAI-compatible, CPU)."""
@@ -69,5 +69,28 @@ def controller(
     from swe_lightning.gateway.tokens import Keyring
     from swe_lightning.rundir import RunDir
 
+    _check_controller(run, gateway)
     token = Keyring.load_or_create(RunDir(run).key_file).mint("control", ttl_s=30 * 86400)
     run_controller(gateway_url=gateway, token=token, workers=workers, concurrency=concurrency, run_dir=run)
+
+
+def _check_controller(run: Path, gateway: str) -> None:
+    """A controller joins a run: a key of its own making would be refused by every gateway."""
+    import os
+    from urllib.parse import urlsplit
+
+    from swe_lightning.errors import UserError
+    from swe_lightning.gateway.tokens import KEY_VARIABLE
+    from swe_lightning.rundir import RunDir
+
+    try:
+        parts = urlsplit(gateway)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise UserError(f"--gateway {gateway} is not an http(s) URL; give one like http://127.0.0.1:8080")
+    if not os.environ.get(KEY_VARIABLE) and not RunDir(run).key_file.is_file():
+        raise UserError(
+            f"{run} holds no signing key (keys/signing.key); give the gateway's run directory or set {KEY_VARIABLE}"
+        )

@@ -59,5 +59,7 @@ def demo(
 ) -> None:
     """Do everything once on this machine: make tasks, clean them, train a tiny policy, evaluate it."""
     from swe_lightning.demo import run_demo
+    from swe_lightning.paths import want_directory
 
+    want_directory(out, "--out")
     run_demo(out, control=control)

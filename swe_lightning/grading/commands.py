@@ -91,6 +91,8 @@ def read_predictions(path: Path) -> dict[str, bytes]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise DataError(f"cannot read predictions {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not a predictions file: it is not UTF-8 text (byte {error.start})") from error
     try:
         data = json.loads(text)
         items = [data] if isinstance(data, dict) and "instance_id" in data else data
