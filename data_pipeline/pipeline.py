@@ -23,7 +23,7 @@ from data_pipeline.filters import TEST_CAP, BranchIndex, empty_issue, missing_br
 from data_pipeline.ledger import Ledger
 from data_pipeline.report import markdown
 from data_pipeline.sources import read_rows
-from data_pipeline.split import Mode, split_rows
+from data_pipeline.split import Mode, is_held_out, split_rows
 from swe_lightning import __version__
 from swe_lightning.errors import DataError
 from swe_lightning.rundir import write_atomic
@@ -112,9 +112,10 @@ def filter_rows(
     classes: dict[str, str] = {}
     solve_rates: dict[str, dict[str, list[int]]] = {}
     if outcomes is not None:
-        candidates = [row for row in left if row.get("role") != "held_out"]
+        named = set(settings.held_out_repos)
+        positions = [i for i, row in enumerate(left) if not is_held_out(row, named)]
+        candidates = [left[i] for i in positions]
         results = outcomes(candidates)
-        positions = [i for i, row in enumerate(left) if row.get("role") != "held_out"]
         rejected, classes = probing.reject_by_difficulty(
             candidates, results, k=settings.k, keep_none=settings.keep_none_solved, seed=settings.seed
         )

@@ -47,7 +47,7 @@ def split_rows(
         chosen = _whole_repositories(rows, size, seed)
     else:
         chosen = _stratified(rows, size, seed, difficulty or {})
-    train = [row for index, row in enumerate(rows) if index not in chosen and not _is_held_out(row, named)]
+    train = [row for index, row in enumerate(rows) if index not in chosen and not is_held_out(row, named)]
     val = [row for index, row in enumerate(rows) if index in chosen]
     if not train or not val:
         side = "training" if not train else "validation"
@@ -59,12 +59,12 @@ def _names(row: Row) -> set[str]:
     return {str(row[column]) for column in ("repo", "package") if row.get(column)}
 
 
-def _is_held_out(row: Row, named: Collection[str]) -> bool:
+def is_held_out(row: Row, named: Collection[str]) -> bool:
     return row.get("role") == "held_out" or bool(_names(row) & set(named))
 
 
 def _held_out(rows: Sequence[Row], named: Collection[str], size: int | None, seed: int) -> set[int]:
-    chosen = [index for index, row in enumerate(rows) if _is_held_out(row, named)]
+    chosen = [index for index, row in enumerate(rows) if is_held_out(row, named)]
     if size is not None and len(chosen) > size:
         chosen = random.Random(seed).sample(chosen, size)
     return set(chosen)

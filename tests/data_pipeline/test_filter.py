@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -355,3 +355,17 @@ def test_published_smith_rows(tmp_path: Path) -> None:
     assert report["dropped"]["empty_issue"] == 4
     assert report["train"] + report["val"] + sum(report["dropped"].values()) == 10
     assert report["branches_unchecked"] == 6
+
+
+def test_the_held_out_side_is_never_probed(make_row: Make) -> None:
+    rows = [make_row(n, package=f"p{n % 3}", repo=f"pypi/p{n % 3}") for n in range(6)]
+    rows[0]["role"] = "held_out"
+    asked: list[str] = []
+
+    def outcomes(candidates: Sequence[Mapping[str, Any]]) -> dict[str, list[bool | None]]:
+        asked.extend(row["instance_id"] for row in candidates)
+        return {row["instance_id"]: [True, False] for row in candidates}
+
+    result = filter_rows(rows, FilterSettings(split="held_out", held_out_repos=("p1",)), outcomes=outcomes)
+    assert set(asked) == {rows[n]["instance_id"] for n in (2, 3, 5)}
+    assert {row["instance_id"] for row in result.val} == {rows[n]["instance_id"] for n in (0, 1, 4)}
