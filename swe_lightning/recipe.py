@@ -233,9 +233,7 @@ class Recipe(Section):
         if (self.model.path is None) == (self.warm_start is None):
             raise ValueError("give either model.path or a warm_start section, not both and not neither")
         if r.top_p < 1:
-            raise ValueError(
-                "rollout.top_p < 1 biases every importance ratio in training; set it to 1"
-            )
+            raise ValueError("rollout.top_p < 1 biases every importance ratio in training; set it to 1")
         if r.schedule == "async" and a.off_policy.kind == "none":
             raise ValueError(
                 "rollout.schedule async needs a named correction: set algorithm.off_policy.kind to tis or mask"

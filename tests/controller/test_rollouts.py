@@ -39,7 +39,6 @@ def test_from_issue_to_reward(machine):
     assert (limit.outcome.reward, limit.outcome.exit_status) == (0.0, "step_limit")
     assert [len(machine.client.calls(r.rollout_id)) for r in (good, bad, limit)] == [3, 2, 10]
 
-
     attempt = machine.run_dir / "logs" / "rollouts" / good.rollout_id / "attempt1"
     shown = [message["content"] for message in read_trajectory(attempt.with_suffix(".jsonl"))["messages"]]
     assert "return a - b" in shown[3]
