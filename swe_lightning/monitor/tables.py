@@ -15,7 +15,8 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     if not rows:
         return Text("no runs here")
     table = Table(title="runs")
-    for column in ("run", "name", "state", "step", "reward", "val rate", "succeeded", "failed", "open"):
+    table.add_column("run", overflow="fold", min_width=20)  # a path cut off names no run
+    for column in ("name", "state", "step", "reward", "val rate", "succeeded", "failed", "open"):
         table.add_column(column)
     for row in rows:
         counts = row["rollouts"]
