@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints-cpu.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -c constraints-cpu.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints-cpu.txt -e '.[train,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints-cpu.txt -e '.[train,swe,docker,k8s,postgres,dev]'
 	@touch $(STAMP)
 
 demo: install
