@@ -18,9 +18,9 @@ from typing import Protocol, runtime_checkable
 from swe_lightning.recipe import SandboxSection
 
 TREE_ROOT = "/testbed"
+"""Where the tree lies in every sandbox; also the working directory of every command."""
 ORIGINAL_ROOT = "/testbed.orig"
 """The tree as it was given, read-only: what an agent without git compares with and restores from."""
-"""Where the tree lies in every sandbox; also the working directory of every command."""
 
 
 @dataclass(frozen=True)

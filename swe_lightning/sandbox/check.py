@@ -23,7 +23,8 @@ LIMITS = Limits(cpu=1, memory_mb=256, pids=64, disk_mb=32)
 
 def check_host() -> MissingPart | None:
     """None if a box starts here, else the one thing that is missing."""
-    from swe_lightning.sandbox.local import LocalBackend, why_no_namespaces
+    from swe_lightning.sandbox.host import why_no_namespaces
+    from swe_lightning.sandbox.local import LocalBackend
 
     if platform.system() != "Linux":
         return MissingPart(f"local sandboxes need Linux, this is {platform.system()}")

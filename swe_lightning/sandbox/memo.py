@@ -23,8 +23,8 @@ from types import TracebackType
 from swe_lightning import paths
 from swe_lightning.errors import RecipeError, SandboxLost
 from swe_lightning.locks import once
-from swe_lightning.sandbox._server import pack, unpack
 from swe_lightning.sandbox.base import Backend, ExecResult, FileState, Limits, Sandbox, TreeDiff
+from swe_lightning.sandbox.boxside.wire import pack, unpack
 from swe_lightning.sandbox.treediff import BaseTree
 
 FORMAT = b"2"

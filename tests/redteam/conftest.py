@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 
 from swe_lightning.records import Task
 from swe_lightning.sandbox import Limits
-from swe_lightning.sandbox.check import check_host
 from swe_lightning.sandbox.local import LocalBackend, LocalSandbox
 from swe_lightning.sandbox.trees import agent_tree
 
@@ -21,22 +19,8 @@ HIDDEN_TEST = "assert_the_hidden_expectation"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def swel_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    before = os.environ.get("SWEL_HOME")
-    home = tmp_path_factory.mktemp("home")
-    os.environ["SWEL_HOME"] = str(home)
-    yield home
-    if before is None:
-        del os.environ["SWEL_HOME"]
-    else:
-        os.environ["SWEL_HOME"] = before
-
-
-@pytest.fixture(scope="session")
-def able(swel_home: Path) -> None:
-    missing = check_host()
-    if missing:
-        pytest.skip(str(missing))
+def own_home(swel_home: Path) -> None:
+    """Every test of this room."""
 
 
 @pytest.fixture(scope="session")

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from swe_lightning.sandbox import Limits
-from swe_lightning.sandbox.check import check_host
 from swe_lightning.sandbox.local import LocalBackend, LocalSandbox
 
 SMALL = Limits(cpu=2, memory_mb=512, pids=128, disk_mb=64, output_bytes=20_000)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def swel_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    before = os.environ.get("SWEL_HOME")
-    home = tmp_path_factory.mktemp("home")
-    os.environ["SWEL_HOME"] = str(home)
-    yield home
-    if before is None:
-        del os.environ["SWEL_HOME"]
-    else:
-        os.environ["SWEL_HOME"] = before
-
-
-@pytest.fixture(scope="session")
-def able(swel_home: Path) -> None:
-    missing = check_host()
-    if missing:
-        pytest.skip(str(missing))
+def own_home(swel_home: Path) -> None:
+    """Every test of this room."""
 
 
 @pytest.fixture(scope="session", params=["overlay", "copy"])
