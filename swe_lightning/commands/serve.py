@@ -20,11 +20,34 @@ def gateway(
     port: Port = 8080,
     host: Host = "127.0.0.1",
     store: Annotated[str | None, typer.Option(help="Database URL; default: SQLite in the run directory.")] = None,
+    pause_wait_s: Annotated[float, typer.Option(help="A held call gets 503 after this long.")] = 600.0,
+    max_in_flight: Annotated[int, typer.Option(help="Calls at the model servers at once.")] = 1024,
+    max_waiting: Annotated[int, typer.Option(help="Calls held at once; the next one gets 429.")] = 8192,
+    max_per_rollout: Annotated[int, typer.Option(help="Open calls of one rollout; the next one gets 429.")] = 64,
+    patience_s: Annotated[float, typer.Option(help="Wait this long for a model server that is away.")] = 300.0,
+    call_timeout_s: Annotated[float, typer.Option(help="Wall time of one generation.")] = 3600.0,
+    health_interval_s: Annotated[float, typer.Option(help="Between health checks of a model server; 0 = none.")] = 2.0,
+    grace_s: Annotated[float, typer.Option(help="On SIGTERM, calls in flight may take this long.")] = 10.0,
+    log_level: Annotated[str, typer.Option(help="debug, info or warning.")] = "info",
 ) -> None:
     """The model proxy that records every call."""
+    from swe_lightning.errors import UserError
     from swe_lightning.gateway.server import serve
+    from swe_lightning.gateway.settings import Settings
 
-    serve(run_dir=run, host=host, port=port, store_url=store)
+    if log_level not in ("debug", "info", "warning"):
+        raise UserError(f"--log-level {log_level} is unknown; use debug, info or warning")
+    settings = Settings(
+        pause_wait_s=pause_wait_s,
+        max_in_flight=max_in_flight,
+        max_waiting=max_waiting,
+        max_per_rollout=max_per_rollout,
+        patience_s=patience_s,
+        call_timeout_s=call_timeout_s,
+        health_interval_s=health_interval_s,
+        grace_s=grace_s,
+    )
+    serve(run_dir=run, host=host, port=port, store_url=store, settings=settings, log_level=log_level)
 
 
 @app.command()

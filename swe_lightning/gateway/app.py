@@ -7,6 +7,7 @@ control calls are idempotent: repeating one changes nothing. Long polls wake on 
 from __future__ import annotations
 
 import base64
+import logging
 import uuid
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any, Literal
@@ -20,6 +21,7 @@ from swe_lightning.gateway import compact, metrics
 from swe_lightning.gateway.bodies import Change, NewEvent, NewModel, NewRollouts, Pause
 from swe_lightning.gateway.changes import Changes
 from swe_lightning.gateway.gate import Gate
+from swe_lightning.gateway.health import HealthChecks, HealthLimits
 from swe_lightning.gateway.jsonio import dumps
 from swe_lightning.gateway.problems import Problem
 from swe_lightning.gateway.proxy import PREFIX, Proxy
@@ -28,6 +30,7 @@ from swe_lightning.gateway.tokens import Claims, Keyring, bearer, require
 from swe_lightning.gateway.upstream import Upstreams
 from swe_lightning.records import Outcome, Rollout, RolloutState
 
+log = logging.getLogger("swel.gateway")
 RESERVED = {CALL_KIND, "claimed", "released", "cancelled", "reward"}
 
 
@@ -35,11 +38,19 @@ class Gateway:
     """ASGI application: model calls go straight to the proxy, everything else to the control plane."""
 
     def __init__(
-        self, store: Store, gate: Gate, upstreams: Upstreams, keyring: Keyring, *, max_body: int = 64 * 2**20
+        self,
+        store: Store,
+        gate: Gate,
+        upstreams: Upstreams,
+        keyring: Keyring,
+        *,
+        health: HealthLimits | None = None,
+        max_body: int = 64 * 2**20,
     ) -> None:
         self.store, self.gate, self.upstreams, self.keyring = store, gate, upstreams, keyring
         self.changes = Changes()
-        store.on_change = self.changes.notify
+        store.on_change, store.on_end = self.changes.notify, upstreams.forget
+        self.health = HealthChecks(upstreams, health)
         self.proxy = Proxy(store, gate, upstreams, keyring, max_body=max_body)
         self.control = build_control(self)
 
@@ -55,11 +66,18 @@ class Gateway:
         for model in self.store.models():
             self.upstreams.register(**model)
         await self.upstreams.start()
+        self.health.start()
         try:
             yield
         finally:
+            await self.health.stop()
             await self.upstreams.close()
             await run_in_threadpool(self.store.close)
+
+    def stopping(self) -> None:
+        """Refuse new calls and answer long polls; what is at a model server goes on."""
+        self.gate.close()
+        self.changes.close()
 
     def claims(self, request: Request) -> Claims:
         return self.keyring.verify(bearer(request.headers.get("authorization")))
@@ -214,6 +232,7 @@ def _add_models_and_gate(app: FastAPI, g: Gateway) -> None:
         values = body.model_dump()
         await g.store.writer.acall(g.store.save_model(values))
         g.upstreams.register(**values)
+        log.info("model registered", extra={"upstream": body.url, "version": body.version})
         return _json(values, 201)
 
     @app.get("/api/models", dependencies=control)
@@ -224,6 +243,7 @@ def _add_models_and_gate(app: FastAPI, g: Gateway) -> None:
     async def delete(url: str) -> Response:
         removed = await g.store.writer.acall(g.store.delete_model(url))
         g.upstreams.remove(url)
+        log.info("model removed", extra={"upstream": url})
         return _json({"removed": removed})
 
     @app.post("/proxy/pause", dependencies=control)
@@ -233,11 +253,13 @@ def _add_models_and_gate(app: FastAPI, g: Gateway) -> None:
         await g.store.writer.acall(g.store.set_meta("paused", "1"))
         if body is not None and body.drain_s is not None:
             await g.gate.drain(body.drain_s)
+        log.info("paused", extra={"in_flight": g.gate.in_flight, "waiting": g.gate.waiting})
         return _json(g.gate.state())
 
     @app.post("/proxy/resume", dependencies=control)
     async def resume() -> Response:
         await g.store.writer.acall(g.store.set_meta("paused", "0"))
+        log.info("resumed", extra={"waiting": g.gate.waiting})
         g.gate.resume()
         return _json(g.gate.state())
 
@@ -251,4 +273,6 @@ def _add_models_and_gate(app: FastAPI, g: Gateway) -> None:
 
     @app.get("/healthz")
     async def healthz() -> Response:
+        if g.gate.closed:
+            return _json({"status": "stopping"}, 503)
         return _json({"status": "ok"})

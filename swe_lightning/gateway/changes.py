@@ -17,6 +17,7 @@ class Changes:
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
 
     def bind(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -25,6 +26,11 @@ class Changes:
         """From any thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake)
+
+    def close(self) -> None:
+        """Every poll answers now, with what there is."""
+        self._closed = True
+        self._wake()
 
     def _wake(self) -> None:
         self._event.set()
@@ -38,7 +44,7 @@ class Changes:
             event = self._event  # taken before the query: a change after it is not missed
             result = await run_in_threadpool(query)
             left = deadline - loop.time()
-            if enough(result) or left <= 0:
+            if enough(result) or left <= 0 or self._closed:
                 return result
             try:
                 await asyncio.wait_for(event.wait(), left)

@@ -63,6 +63,7 @@ class FakeEngine:
 
     def __init__(self, latency_s: float = 0.0) -> None:
         self.latency_s = latency_s
+        self.health = 200
         self.behaviour: Callable[[str, dict[str, Any]], Answer | None] | None = None
         self.headers: dict[str, str] = {}
         self.seen: list[dict[str, Any]] = []
@@ -73,6 +74,8 @@ class FakeEngine:
         if scope["type"] != "http":
             return await _lifespan(receive, send)
         body = orjson.loads(await _read(receive) or b"{}")
+        if scope["path"] == "/health":
+            return await _answer_with(send, self.health, b"{}", {})
         self.seen.append(body)
         self.active += 1
         try:
@@ -81,11 +84,7 @@ class FakeEngine:
                 return
         finally:
             self.active -= 1
-        status, data, headers = self._answer(scope["path"], body)
-        sent = [(k.encode(), v.encode()) for k, v in ({"content-type": "application/json"} | headers).items()]
-        sent.append((b"content-length", str(len(data)).encode()))
-        await send({"type": "http.response.start", "status": status, "headers": sent})
-        await send({"type": "http.response.body", "body": data})
+        await _answer_with(send, *self._answer(scope["path"], body))
 
     def _answer(self, path: str, body: dict[str, Any]) -> Answer:
         special = self.behaviour(path, body) if self.behaviour else None
@@ -93,6 +92,13 @@ class FakeEngine:
             return special
         reply = chat_reply(body) if path.endswith("chat/completions") else completion_reply(body)
         return 200, orjson.dumps(reply), self.headers
+
+
+async def _answer_with(send: Any, status: int, data: bytes, headers: dict[str, str]) -> None:
+    sent = [(k.encode(), v.encode()) for k, v in ({"content-type": "application/json"} | headers).items()]
+    sent.append((b"content-length", str(len(data)).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": sent})
+    await send({"type": "http.response.body", "body": data})
 
 
 async def _read(receive: Callable[[], Awaitable[dict[str, Any]]]) -> bytes:

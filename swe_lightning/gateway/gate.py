@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from swe_lightning.gateway.problems import Problem
+from swe_lightning.gateway.problems import Problem, shutting_down
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Gate:
     def __init__(self, limits: GateLimits | None = None, *, paused: bool = False) -> None:
         self.limits = limits or GateLimits()
         self.paused = paused
+        self.closed = False
         self.in_flight = 0
         self.waiting = 0
         self.refused = 0
@@ -48,6 +49,8 @@ class Gate:
     @asynccontextmanager
     async def admit(self, rollout_id: str) -> AsyncIterator[None]:
         """Hold a place while the call is at the model; waits while paused or full. Problem 429 or 503."""
+        if self.closed:
+            raise shutting_down()
         held = self._per_rollout.get(rollout_id, 0)
         if held >= self.limits.max_per_rollout:
             self.refused += 1
@@ -76,6 +79,15 @@ class Gate:
     def resume(self) -> None:
         self.paused = False
         self._pump()
+
+    def close(self) -> None:
+        """The gateway stops: calls that wait, and those that come, get Problem 503 `shutting_down`."""
+        self.closed = True
+        for queue in self._queues.values():
+            for place in queue:
+                place.cancel()
+        self._queues.clear()
+        self.waiting = 0
 
     async def drain(self, deadline_s: float) -> None:
         """Wait until nothing is in flight; Problem 504 `drain_timeout` after the deadline. The gate stays paused."""
@@ -110,7 +122,7 @@ class Gate:
         try:
             await asyncio.wait({place}, timeout=self.limits.pause_wait_s)
         except asyncio.CancelledError:
-            if place.done():  # admitted in the same moment: give the place back
+            if place.done() and not place.cancelled():  # admitted in the same moment: give the place back
                 self._leave()
             raise
         finally:
@@ -121,6 +133,8 @@ class Gate:
                 if not queue:
                     self._queues.pop(rollout_id, None)
         if place.cancelled():
+            if self.closed:
+                raise shutting_down()
             code, why = ("paused", "paused") if self.paused else ("gateway_busy", "full")
             message = f"the gateway is {why}; waited {time.monotonic() - since:.0f} s"
             raise Problem(503, code, message, retry_after_s=30)

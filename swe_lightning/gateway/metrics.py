@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def models(upstreams: Upstreams) -> list[dict[str, Any]]:
-    names = ("url", "name", "version", "max_context", "in_flight")
+    names = ("url", "name", "version", "max_context", "in_flight", "healthy", "checks_failed", "why")
     return [{name: getattr(endpoint, name) for name in names} for endpoint in upstreams.all()]
 
 

@@ -9,8 +9,8 @@ import httpx
 
 from swe_lightning.errors import UpstreamError
 from swe_lightning.gateway import recording
+from swe_lightning.gateway.endpoints import Endpoint
 from swe_lightning.gateway.jsonio import dumps, loads
-from swe_lightning.gateway.upstream import Endpoint
 from swe_lightning.records import Untrainable
 
 _MISSING = {

@@ -55,3 +55,8 @@ def forbidden(needed: str, held: str) -> Problem:
 
 def unknown_rollout(rollout_id: str) -> Problem:
     return Problem(404, "unknown_rollout", f"no rollout {rollout_id!r}; create it with POST /api/rollouts")
+
+
+def shutting_down(**details: Any) -> Problem:
+    message = "the gateway is shutting down; ask again in a moment"
+    return Problem(503, "shutting_down", message, retry_after_s=2, details=details)

@@ -28,6 +28,7 @@ from swe_lightning.records import ModelCall, Untrainable
 
 log = logging.getLogger("swel.gateway")
 PREFIX = "/proxy/rollout/"
+_FAILED = {"context_overflow": Untrainable.CONTEXT_OVERFLOW, "shutting_down": Untrainable.ABORTED}
 _JSON = (b"content-type", b"application/json")
 _SSE = (b"content-type", b"text/event-stream; charset=utf-8")
 
@@ -146,9 +147,12 @@ class Proxy:
             try:
                 reply = await self._ask(route, sent)
             except Problem as problem:
-                overflow = problem.code == "context_overflow"
-                reason = Untrainable.CONTEXT_OVERFLOW if overflow else Untrainable.UPSTREAM_ERROR
-                await self._record_failure(request, reason, problem.message)
+                reason = _FAILED.get(problem.code, Untrainable.UPSTREAM_ERROR)
+                tries = int(problem.details.get("tries", 1))
+                about = {"rollout": route.rollout_id, "attempt": route.attempt, "call": request.call_id}
+                log.warning("model call failed", extra=about | {"code": problem.code, "tries": tries})
+                log.debug("the model server said: %s", problem.message, extra=about)
+                await self._record_failure(request, reason, problem.message, retries=max(0, tries - 1))
                 raise
             call = _call(request, reply)
             await self.store.writer.acall(self.store.record_call(call))
@@ -181,10 +185,10 @@ class Proxy:
             raise Problem(502, "upstream_error", f"{reply.endpoint.url} answered 200 without one choice: {start}")
         return reply
 
-    async def _record_failure(self, request: Request, reason: Untrainable, message: str) -> None:
+    async def _record_failure(self, request: Request, reason: Untrainable, message: str, *, retries: int = 0) -> None:
         """A call that brought nothing to train on is still part of the history; never in the way of its own error."""
         call = _unanswered(request)
-        call.response, call.reason = {"error": message}, reason
+        call.response, call.reason, call.retries = {"error": message}, reason, retries
         try:
             await self.store.writer.acall(self.store.record_call(call, unless_known=True))
         except Problem as problem:

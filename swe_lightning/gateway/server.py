@@ -1,30 +1,38 @@
 """The gateway as a process: one run directory, one port, one store.
 
-    python -m swe_lightning.gateway.server --run RUN_DIR --port 8080
+    swel serve gateway RUN_DIR --port 8080         (python -m swe_lightning.gateway.server --run RUN_DIR is the same)
 
 The port is bound and the run directory locked before anything else is touched, so a second gateway is one clear
-sentence and never two writers. SIGTERM lets calls finish for a few seconds and commits what is queued; kill -9 loses
-nothing that was acknowledged. Writes RUN_DIR/gateway.json (url, pid) once the port is bound; GET /healthz answers when
-it is ready.
+sentence and never two writers. SIGTERM lets calls finish for a while (shutdown.py) and commits what is queued; kill -9
+loses nothing that was acknowledged. Writes RUN_DIR/gateway.json (url, pid) once the port is bound; GET /healthz answers
+when it is ready.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import errno
 import fcntl
 import json
 import logging
 import os
+import resource
+import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from swe_lightning.errors import BusyError, DataError, SwelError, UserError
-from swe_lightning.gateway.gate import GateLimits
-from swe_lightning.gateway.upstream import UpstreamLimits
+from swe_lightning.gateway import logs
+from swe_lightning.gateway.settings import Settings
 from swe_lightning.rundir import RunDir, write_atomic
+
+if TYPE_CHECKING:
+    from swe_lightning.gateway.app import Gateway
+
+log = logging.getLogger("swel.gateway")
 
 BACKLOG = 4096
 
@@ -35,38 +43,50 @@ def serve(
     host: str = "127.0.0.1",
     port: int,
     store_url: str | None = None,
-    gate: GateLimits | None = None,
-    upstream: UpstreamLimits | None = None,
-    linger_s: float = 0.002,
+    settings: Settings | None = None,
+    log_level: str = "info",
 ) -> None:
     """Serve until SIGTERM or SIGINT. BusyError if the port or the run's gateway lock is taken; port 0 = any free."""
-    import uvicorn
+    from swe_lightning.gateway.shutdown import Server
 
-    run = RunDir(run_dir)
+    run, settings = RunDir(run_dir), settings or Settings()
     try:
         run.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"cannot create run directory {run.path}: {error.strerror}") from error
     with _bind(host, port) as listener, _only_one(run.path / "gateway.lock"):
         url = f"http://{host}:{listener.getsockname()[1]}"
-        application = _build(run, store_url or run.store_url, gate, upstream, linger_s)
-        config = uvicorn.Config(
-            application,
-            access_log=False,
-            log_level="warning",
-            lifespan="on",
-            timeout_graceful_shutdown=10,
-            timeout_keep_alive=75,
-            ws="none",
-        )
+        logs.configure(run.logs / "gateway.jsonl", level=log_level)
+        raise_file_limit(settings.max_in_flight, settings.max_waiting)
+        application = _build(run, store_url or run.store_url, settings)
         write_atomic(run.path / "gateway.json", json.dumps({"url": url, "pid": os.getpid()}))
-        logging.getLogger("swel.gateway").info("serving %s for %s", url, run.path)
-        uvicorn.Server(config).run(sockets=[listener])
+        log.info("serving", extra={"url": url, "run": str(run.path), "pid": os.getpid()})
+        signal.signal(signal.SIGTERM, _exit)  # uvicorn repeats the signal once it has stopped; that is no failure
+        try:
+            Server(application, grace_s=settings.grace_s).run(sockets=[listener])
+        finally:
+            log.info("stopped", extra={"url": url})
 
 
-def _build(
-    run: RunDir, store_url: str, gate: GateLimits | None, upstream: UpstreamLimits | None, linger_s: float
-) -> Any:
+def _exit(_number: int, _frame: object) -> None:
+    raise SystemExit(0)
+
+
+def raise_file_limit(in_flight: int, waiting: int) -> None:
+    """Raise the soft limit of open files as far as needed and allowed: two sockets for a call, one for a held one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * in_flight + waiting + 512
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if allowed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        message = "open files are limited; calls beyond that wait for a connection, raise `ulimit -n` to avoid it"
+        log.warning(message, extra={"limit": allowed, "wanted": wanted})
+
+
+def _build(run: RunDir, store_url: str, settings: Settings) -> Gateway:
     from swe_lightning.gateway.app import Gateway
     from swe_lightning.gateway.gate import Gate
     from swe_lightning.gateway.store import Store
@@ -74,8 +94,9 @@ def _build(
     from swe_lightning.gateway.upstream import Upstreams
 
     keyring = Keyring.load_or_create(run.key_file)
-    store = Store(store_url, linger_s=linger_s)
-    return Gateway(store, Gate(gate, paused=store.get_meta("paused") == "1"), Upstreams(upstream), keyring)
+    store = Store(store_url, linger_s=settings.linger_s)
+    gate = Gate(settings.gate, paused=store.get_meta("paused") == "1")
+    return Gateway(store, gate, Upstreams(settings.upstream), keyring, health=settings.health)
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -122,22 +143,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--run", type=Path, required=True, help="run directory")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 = any free port, written to RUN/gateway.json")
-    parser.add_argument("--pause-wait-s", type=float, default=GateLimits.pause_wait_s)
-    parser.add_argument("--max-in-flight", type=int, default=GateLimits.max_in_flight)
-    parser.add_argument("--max-waiting", type=int, default=GateLimits.max_waiting)
-    parser.add_argument("--max-per-rollout", type=int, default=GateLimits.max_per_rollout)
-    parser.add_argument("--patience-s", type=float, default=UpstreamLimits.patience_s)
-    options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    limits = GateLimits(options.max_in_flight, options.max_waiting, options.max_per_rollout, options.pause_wait_s)
+    for setting in dataclasses.fields(Settings):
+        option, default = f"--{setting.name.replace('_', '-')}", setting.default
+        parser.add_argument(option, type=type(default), default=default)
+    options = vars(parser.parse_args(arguments))
+    run, host, port = (options.pop(name) for name in ("run", "host", "port"))
     try:
-        serve(
-            run_dir=options.run,
-            host=options.host,
-            port=options.port,
-            gate=limits,
-            upstream=UpstreamLimits(patience_s=options.patience_s),
-        )
+        serve(run_dir=run, host=host, port=port, settings=Settings(**options))
     except SwelError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

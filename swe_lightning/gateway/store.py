@@ -25,11 +25,13 @@ from swe_lightning.records import ModelCall, Outcome, Rollout, RolloutState
 
 
 class Store:
-    """One per gateway process. `on_change` is called (from the writer thread) after a rollout changed its state."""
+    """One per gateway process. Called from the writer thread: `on_change` after a rollout changed its state, `on_end`
+    with its id after an attempt ended."""
 
     def __init__(self, url: str, *, on_change: Callable[[], None] = lambda: None, linger_s: float = 0.002) -> None:
         self.engine = schema.open_engine(url)
         self.on_change = on_change
+        self.on_end: Callable[[str], None] = lambda rollout_id: None
         self._next: dict[tuple[str, int], int] = {}
         self._encoders: dict[tuple[str, int], compact.Encoder] = {}
         self._live: dict[str, Live] = {}
@@ -301,6 +303,7 @@ class Store:
         commit, in case the attempt's claim is in the same batch and its hook fills the cache."""
         self._live.pop(rollout_id, None)
         tx.hooks.append(lambda: self._live.pop(rollout_id, None))
+        tx.hooks.append(lambda: self.on_end(rollout_id))
         self._next.pop((rollout_id, attempt), None)
         self._encoders.pop((rollout_id, attempt), None)
 

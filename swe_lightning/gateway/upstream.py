@@ -1,9 +1,10 @@
 """The model servers: which one a rollout talks to, and when a request is sent again.
 
 A rollout sticks to one endpoint (its prefix cache lives there) and moves only when that endpoint is down. A request is
-sent again only when the connection failed or the server said 503: generating twice is safe, because nothing of a failed
-try is recorded. While no endpoint answers, a call waits up to `patience_s`, so that a restart is only a slow call. All
-tries end when the client goes away: the caller cancels, which closes the connection and with it the generation.
+sent again only when the connection failed, the server said 503, or its health checks gave it up: generating twice is
+safe, because nothing of a failed try is recorded, and a request that may have reached a server is sent again at most
+`max_resends` times. While no endpoint answers, a call waits up to `patience_s`, so that a restart is only a slow call.
+All tries end when the client goes away: the caller cancels, which closes the connection and with it the generation.
 """
 
 from __future__ import annotations
@@ -16,31 +17,13 @@ from typing import Any
 
 import aiohttp
 
+from swe_lightning.gateway.endpoints import Endpoint
 from swe_lightning.gateway.jsonio import dumps, loads
-from swe_lightning.gateway.problems import Problem
+from swe_lightning.gateway.problems import Problem, shutting_down
 
 VERSION_HEADER = "x-swel-weight-version"
-_MAX_DROPS = 2
-_DOWN_S = 1.0
 _STICKY = 65536
-
-
-@dataclass(slots=True)
-class Endpoint:
-    """One model server. `url` is its OpenAI base, with or without /v1."""
-
-    url: str
-    name: str = "policy"
-    version: int = 0
-    max_context: int | None = None
-    in_flight: int = 0
-    assigned: int = 0
-    """Rollouts sent here so far; decides between endpoints that are equally busy."""
-    down_until: float = 0.0
-
-    def address(self, path: str) -> str:
-        base = self.url.rstrip("/")
-        return f"{base}/{path}" if base.endswith("/v1") else f"{base}/v1/{path}"
+_HEADERS = {"content-type": "application/json"}
 
 
 @dataclass(slots=True)
@@ -64,6 +47,8 @@ class UpstreamLimits:
     """How long a call waits for an endpoint that refuses connections or answers 503."""
     call_timeout_s: float = 3600.0
     """Wall time of one generation."""
+    max_resends: int = 2
+    """How often a request is sent again after a try that may have reached a server."""
 
 
 class Upstreams:
@@ -75,11 +60,12 @@ class Upstreams:
         self._endpoints: dict[str, Endpoint] = {}
         self._sticky: OrderedDict[str, str] = OrderedDict()
         self._session: aiohttp.ClientSession | None = None
+        self._stopping = False
 
     async def start(self) -> None:
         # Shorter than the keep-alive of common servers (5 s): never reuse a connection that is about to be closed.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
-        timeout = aiohttp.ClientTimeout(total=self.limits.call_timeout_s, sock_connect=10)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)  # the whole exchange has its own
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
 
     async def close(self) -> None:
@@ -89,10 +75,27 @@ class Upstreams:
     def register(self, *, url: str, name: str, version: int, max_context: int | None) -> None:
         endpoint = self._endpoints.setdefault(url, Endpoint(url))
         endpoint.name, endpoint.version, endpoint.max_context = name, version, max_context
-        endpoint.down_until = 0.0
+        endpoint.suspect_until = 0.0
 
     def remove(self, url: str) -> None:
-        self._endpoints.pop(url, None)
+        endpoint = self._endpoints.pop(url, None)
+        if endpoint is not None and any(e.up() for e in self._endpoints.values()):
+            endpoint.abandon()  # the rollouts here move now, not when this server ends
+
+    def forget(self, rollout_id: str) -> None:
+        """The rollout has ended (from any thread)."""
+        self._sticky.pop(rollout_id, None)
+
+    @property
+    def placed(self) -> int:
+        """Rollouts that have an endpoint."""
+        return len(self._sticky)
+
+    async def stop(self) -> None:
+        """Calls in flight end with Problem 503 `shutting_down`, and so does whatever comes now."""
+        self._stopping = True
+        for endpoint in self._endpoints.values():
+            endpoint.abandon()
 
     def all(self) -> list[Endpoint]:
         return list(self._endpoints.values())
@@ -102,10 +105,11 @@ class Upstreams:
         if not self._endpoints:
             message = "no model is registered; POST /api/models first"
             raise Problem(503, "no_model", message, retry_after_s=5)
-        now = time.monotonic()
         usual = self._endpoints.get(self._sticky.get(rollout_id, ""))
-        up = [e for e in self._endpoints.values() if e.down_until <= now]
-        if usual is not None and (usual in up or not up):
+        if usual is not None and usual.up():
+            return usual
+        up = [e for e in self._endpoints.values() if e.up()]
+        if usual is not None and not up:
             return usual
         chosen = min(up or self._endpoints.values(), key=lambda e: (e.in_flight, e.assigned))
         chosen.assigned += 1
@@ -115,59 +119,78 @@ class Upstreams:
         return chosen
 
     async def post(self, rollout_id: str, path: str, body: dict[str, Any]) -> Reply:
-        """Send until answered. Problem 502 `upstream_error` when patience ends, 504 when generating takes too long."""
+        """Send until answered. Problem 502 `upstream_error` when patience ends, 504 when generating takes too long;
+        its details tell how often it was `tries`."""
         deadline = time.monotonic() + self.limits.patience_s
-        tries, drops = 0, 0
+        tries, resends = 0, 0
         while True:
+            if self._stopping:
+                raise shutting_down(tries=tries)
             endpoint = self.endpoint_of(rollout_id)
             try:
                 return await self._once(endpoint, path, body, tries)
             except _Unavailable as error:
-                why, dropped = str(error), error.dropped
-            except TimeoutError:
-                limit = f"{self.limits.call_timeout_s:g} s"
-                raise Problem(504, "upstream_timeout", f"{endpoint.url} did not answer within {limit}") from None
+                failure = error
             tries += 1
-            drops += dropped
+            resends += failure.reached
+            if not failure.final:
+                endpoint.suspect()
+            if self._stopping:
+                continue
+            if failure.final or resends > self.limits.max_resends or time.monotonic() >= deadline:
+                status, code = (504, "upstream_timeout") if failure.final else (502, "upstream_error")
+                message = f"{endpoint.url} failed after {tries} tries: {failure}"
+                raise Problem(status, code, message, details={"tries": tries})
             self.retries += 1
-            endpoint.down_until = time.monotonic() + _DOWN_S
-            if drops > _MAX_DROPS or time.monotonic() >= deadline:
-                raise Problem(502, "upstream_error", f"{endpoint.url} failed {tries} times; last: {why}")
             await asyncio.sleep(min(0.05 * 2 ** min(tries, 6), 2.0))
 
     async def _once(self, endpoint: Endpoint, path: str, body: dict[str, Any], tries: int) -> Reply:
-        assert self._session is not None
         version = endpoint.version
-        data = dumps(body | {"model": endpoint.name})
-        endpoint.in_flight += 1
-        try:
-            headers = {"content-type": "application/json"}
-            async with self._session.post(endpoint.address(path), data=data, headers=headers) as response:
-                raw = await response.read()
-        except aiohttp.ClientConnectorError as error:
-            raise _Unavailable(f"cannot connect ({error.strerror or error})", dropped=False) from error
-        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError) as error:
-            if isinstance(error, TimeoutError):
-                raise
-            raise _Unavailable(f"connection lost ({error})", dropped=True) from error
-        finally:
-            endpoint.in_flight -= 1
-        if response.status == 503:
-            raise _Unavailable(f"503 {raw[:200].decode(errors='replace')}", dropped=False)
+        status, headers, raw = await self._exchange(
+            endpoint, endpoint.address(path), dumps(body | {"model": endpoint.name})
+        )
+        if status == 503:
+            raise _Unavailable(f"503 {raw[:200].decode(errors='replace')}")
         try:
             parsed, text = loads(raw), ""
         except ValueError:
             parsed, text = None, raw[:500].decode(errors="replace")
-        start, end = _versions(response.headers.get(VERSION_HEADER), version, endpoint.version)
-        return Reply(response.status, parsed, text, endpoint, tries, start, end)
+        start, end = _versions(headers.get(VERSION_HEADER), version, endpoint.version)
+        return Reply(status, parsed, text, endpoint, tries, start, end)
+
+    async def _exchange(self, endpoint: Endpoint, address: str, data: bytes) -> tuple[int, Any, bytes]:
+        """Status, headers and body of one answer, or _Unavailable."""
+        assert self._session is not None
+        endpoint.in_flight += 1
+        call = asyncio.timeout(self.limits.call_timeout_s)
+        until = asyncio.get_running_loop().time() + self.limits.call_timeout_s
+        try:
+            async with call:
+                endpoint.open_calls.add(call)
+                async with self._session.post(address, data=data, headers=_HEADERS) as response:
+                    return response.status, response.headers, await response.read()
+        except aiohttp.ClientConnectorError as error:
+            raise _Unavailable(f"cannot connect ({error.strerror or error})") from error
+        except TimeoutError as error:
+            if not call.expired():  # connecting took too long
+                raise _Unavailable("cannot connect (timed out)") from error
+            if asyncio.get_running_loop().time() >= until:
+                limit = f"{self.limits.call_timeout_s:g} s"
+                raise _Unavailable(f"no answer within {limit}", reached=True, final=True) from None
+            raise _Unavailable(f"given up ({endpoint.why or 'removed'})", reached=True) from None
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError) as error:
+            raise _Unavailable(f"connection lost ({error})", reached=True) from error
+        finally:
+            endpoint.open_calls.discard(call)
+            endpoint.in_flight -= 1
 
 
 class _Unavailable(Exception):
-    """This try failed before an answer. `dropped`: the request may have reached the server."""
+    """This try failed before an answer. `reached`: the request may have reached the server. `final`: do not retry."""
 
-    def __init__(self, why: str, *, dropped: bool) -> None:
+    def __init__(self, why: str, *, reached: bool = False, final: bool = False) -> None:
         super().__init__(why)
-        self.dropped = dropped
+        self.reached, self.final = reached, final
 
 
 def _versions(header: str | None, at_admission: int, at_finish: int) -> tuple[int, int]:
