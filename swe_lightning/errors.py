@@ -12,6 +12,7 @@
     |   `-- GradingError
     |-- GatewayError               exit 1   a reply of the gateway, with status and code
     |-- UpstreamError              exit 1   a model server failed (weight sync, pause, health)
+    |-- NoTrainingRows             exit 1   a training step has nothing to train on; carries why, by rollout
     `-- Interrupted                exit 130 Ctrl-C, after the state was saved
 
 The command line turns a SwelError into one line on stderr and its exit code; anything else is a bug and shows a
@@ -91,6 +92,14 @@ class GatewayError(SwelError):
 
 class UpstreamError(SwelError):
     """A model server failed a control call; the message carries the server's own words."""
+
+
+class NoTrainingRows(SwelError):
+    """A step without a single row: the message counts every reason, `by_rollout` says why each rollout has none."""
+
+    def __init__(self, message: str, by_rollout: dict[str, str]) -> None:
+        super().__init__(message)
+        self.by_rollout = by_rollout
 
 
 class Interrupted(SwelError):

@@ -148,7 +148,10 @@ class Algorithm(Section):
     clip_low: float = Field(0.2, ge=0)
     clip_high: float = Field(0.28, ge=0)
     kl_coef: float = Field(0.0, ge=0)
-    """Weight of the k3 penalty towards the initial policy."""
+    """Weight of the penalty towards the initial policy."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """k3: never negative, low variance; k2: half the squared log ratio; k1: the log ratio (as a penalty it only
+    shows the KL: its expected gradient is zero)."""
     entropy_coef: float = Field(0.0, ge=0)
     constant_tokens: int = Field(4096, ge=1)
     """Tokens per rollout that normalisation constant divides by."""
@@ -177,8 +180,11 @@ class Training(Section):
     micro_batch_tokens: int = Field(16384, ge=16)
     """Tokens per forward pass, padding included."""
     prompt_limit: int = Field(65536, ge=1)
+    """Tokens of a row before its first sampled one; a row with more leaves the batch, counted."""
     response_limit: int = Field(65536, ge=1)
-    """Rows beyond these leave the batch under a typed reason."""
+    """Tokens of a row from its first sampled one on; what is beyond is cut off, counted."""
+    over_limit: Literal["cut", "drop_rollout"] = "cut"
+    """cut: a rollout over a limit stays with what fits (counted as partial); drop_rollout: it leaves whole."""
     save_every: int = Field(16, ge=1)
     keep_checkpoints: int = Field(0, ge=0)
     """0 keeps all; otherwise the newest N beside the first."""

@@ -22,8 +22,8 @@ from swe_lightning.policy.scripted import make_strategy
 from swe_lightning.recipe import Recipe, load_recipe
 from swe_lightning.records import Rollout, Task
 from swe_lightning.rundir import RunDir
-from swe_lightning.training.collect import Waiter
 from swe_lightning.training.schedule import rollout_config
+from swe_lightning.training.waiter import Waiter
 
 Wanted = Sequence[tuple[Mapping[str, Any], int]]
 

@@ -121,13 +121,13 @@ class GatewayClient:
     def events(self, rollout_id: str) -> list[dict[str, Any]]:
         return list(self._call("GET", f"/api/rollouts/{rollout_id}/events")["events"])
 
-    def calls(self, rollout_id: str, attempt: int | None = None) -> list[ModelCall]:
-        """Model calls of an attempt (default: the last), in order, with ids as numpy arrays."""
+    def calls(self, rollout_id: str, attempt: int | None = None, *, deltas: bool = False) -> list[ModelCall]:
+        """Model calls of an attempt (default: the last), in order, with ids as numpy arrays; `deltas`: see decode."""
         from swe_lightning.gateway.compact import decode
 
         query = {"attempt": attempt, "calls": "compact"}
         reply = self._call("GET", f"/api/rollouts/{rollout_id}/events", params=query)
-        return list(decode([{k: _bytes(k, v) for k, v in row.items()} for row in reply["rows"]]))
+        return list(decode([{k: _bytes(k, v) for k, v in row.items()} for row in reply["rows"]], deltas=deltas))
 
     def terminal(self, *, after: int = 0, wait_s: float = 0) -> tuple[list[Rollout], int]:
         """What ended after cursor `after` (waiting for the first one up to `wait_s`), and the next cursor."""

@@ -17,6 +17,7 @@ import zstandard
 
 from swe_lightning.gateway.jsonio import dumps, loads
 from swe_lightning.records import ModelCall
+from swe_lightning.trajectory.prefix_tree import Delta
 
 MIN_SHARED = 16
 TIPS = 4
@@ -98,21 +99,30 @@ class Encoder:
         return (best, most) if most >= MIN_SHARED else (None, 0)
 
 
-def decode(rows: Iterable[Mapping[str, Any]]) -> Iterator[ModelCall]:
-    """Rebuild calls from the rows of ONE attempt, ascending by sequence."""
+def decode(rows: Iterable[Mapping[str, Any]], *, deltas: bool = False) -> Iterator[ModelCall]:
+    """Rebuild calls from the rows of ONE attempt, ascending by sequence.
+
+    `deltas`: prompts stay differences (trajectory's Delta), so that reading costs what is stored and not what it means.
+    """
     zstd = zstandard.ZstdDecompressor()
     ids: dict[int, np.ndarray] = {}
+    position: dict[int, int] = {}
     messages: dict[int, list[Any]] = {}
-    for row in rows:
+    for number, row in enumerate(rows):
         rest = unpack_ids(row["prompt"])
         parent = row["parent"]
-        prompt = rest if parent is None else np.concatenate((ids[parent][: row["shared"]], rest))
         response = unpack_ids(row["response"])
+        prompt: Any
+        if deltas:
+            position[row["sequence"]] = number
+            prompt = Delta(-1 if parent is None else position[parent], row["shared"], rest.astype("<i4").tobytes())
+        else:
+            prompt = rest if parent is None else np.concatenate((ids[parent][: row["shared"]], rest))
+            ids[row["sequence"]] = np.concatenate((prompt, response))
         body = loads(zstd.decompress(row["body"]))
         request = body["request"]
         if row["shared_messages"]:
             request["messages"] = [*messages[parent][: row["shared_messages"]], *request["messages"]]
-        ids[row["sequence"]] = np.concatenate((prompt, response))
         messages[row["sequence"]] = request.get("messages") or []
         yield ModelCall(
             rollout_id=row["rollout_id"],

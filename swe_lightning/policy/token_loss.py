@@ -37,6 +37,7 @@ class TokenLoss:
     """none: the ratio is taken against the sampler. tis | mask: against the policy as it was before the update, and
     the distance to the sampler becomes a constant weight."""
     cap: float = 2.0
+    kl_estimator: str = "k3"
 
     @classmethod
     def of(cls, algorithm: Algorithm) -> TokenLoss:
@@ -47,6 +48,7 @@ class TokenLoss:
             dual_clip=algorithm.dual_clip,
             correction=algorithm.off_policy.kind,
             cap=algorithm.off_policy.cap,
+            kl_estimator=algorithm.kl_estimator,
         )
 
     def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> tuple[torch.Tensor, dict[str, float]]:
@@ -73,7 +75,7 @@ class TokenLoss:
         metrics["trained_tokens"] = float(mask.sum())
         metrics |= _sampler_metrics(now, sampler, is_weights, mask)
         if "kl_weights" in columns:
-            penalty = losses.kl_penalty(logprob, data["ref_logprobs"].values())
+            penalty = losses.kl_penalty(logprob, data["ref_logprobs"].values(), self.kl_estimator)  # type: ignore[arg-type]
             loss = loss + losses.weighted_sum(penalty, data["kl_weights"].values(), mask)
             metrics["ref_kl_sum"] = float(penalty.detach()[mask].sum())
         if "entropy_weights" in columns:

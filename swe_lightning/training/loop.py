@@ -19,16 +19,16 @@ from rich.console import Console
 
 from data_pipeline.sources import load_tasks
 from swe_lightning.controller.stack import Stack, complete_model_dir
-from swe_lightning.errors import DataError, Interrupted
+from swe_lightning.errors import DataError, Interrupted, NoTrainingRows
 from swe_lightning.evaluation.runner import evaluate
-from swe_lightning.objective.batch import build_batch
 from swe_lightning.recipe import Recipe
-from swe_lightning.records import Task
+from swe_lightning.records import Rollout, Task
 from swe_lightning.rundir import RunDir
-from swe_lightning.training.collect import Collected, Waiter, collect
+from swe_lightning.training.collect import Collector, batch_of, gather
 from swe_lightning.training.report import Reporter
 from swe_lightning.training.schedule import plan_step
 from swe_lightning.training.signals import StopOnSignal
+from swe_lightning.training.waiter import Waiter
 from swe_lightning.training.warm import initial_model
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ class Loop:
             self.stack.gateway.resume()
             self.stack.serve_policy(current, version=step, threads=training.threads)
             self.waiter = Waiter(self.stack.gateway)
+            self.collector = Collector(self.stack.gateway, self.recipe)
             self.recorded = {m["step"] for m in self.run_dir.metrics()}
             while step < training.steps:
                 record = self._step(step)
@@ -142,10 +143,36 @@ class Loop:
 
     def _step(self, step: int) -> dict[str, Any]:
         """Roll out and update once; weights of version `step` become `step + 1`."""
-        planned = plan_step(self.recipe, self.train_tasks, step)
-        self.reporter.begin(f"step {step} rollouts", len(planned))
         t0 = time.monotonic()
-        done = self.waiter.run(
+        waited = 0.0
+
+        def roll_out(planned: Sequence[Rollout]) -> list[Rollout]:
+            nonlocal waited
+            started = time.monotonic()
+            done = self._roll_out(step, planned)
+            waited += time.monotonic() - started
+            return done
+
+        try:
+            collected = gather(roll_out, self.collector, plan_step(self.recipe, self.train_tasks, step), step)
+        except NoTrainingRows as error:
+            self.reporter.losses(step, error.by_rollout)
+            raise
+        batch = batch_of(collected, self.recipe, step)
+        t2 = time.monotonic()
+        self.stack.gateway.pause(drain_s=DRAIN_S)
+        metrics = self.worker.update(batch)
+        t3 = time.monotonic()
+        self._sync(step + 1)
+        self.stack.gateway.resume()
+        t4 = time.monotonic()
+        timing = {"rollout_s": waited, "batch_s": t2 - t0 - waited, "update_s": t3 - t2, "sync_s": t4 - t3}
+        counted = {**self.collector.gate.stats, "late_results": self.waiter.late}
+        return {"step": step, **metrics, **batch.stats, **collected.summary(), **counted, **timing, "time": time.time()}
+
+    def _roll_out(self, step: int, planned: Sequence[Rollout]) -> list[Rollout]:
+        self.reporter.begin(f"step {step} rollouts", len(planned))
+        return self.waiter.run(
             planned,
             on_finished=lambda _: self.reporter.advance(),
             # The controller starts with the first step that has open rollouts: while finished steps are replayed after
@@ -154,23 +181,6 @@ class Loop:
             check=self._check,
             again=step not in self.recorded,
         )
-        t1 = time.monotonic()
-        collected = collect(self.stack.gateway, done, self.recipe)
-        batch = build_batch(
-            collected.rows,
-            collected.rewards,
-            collected.groups,
-            self.recipe.algorithm,
-            seed=step + self.recipe.training.seed,
-        )
-        t2 = time.monotonic()
-        self.stack.gateway.pause(drain_s=DRAIN_S)
-        metrics = self.worker.update(batch)
-        t3 = time.monotonic()
-        self._sync(step + 1)
-        self.stack.gateway.resume()
-        timing = {"rollout_s": t1 - t0, "batch_s": t2 - t1, "update_s": t3 - t2, "sync_s": time.monotonic() - t3}
-        return {"step": step, **metrics, **batch.stats, **_summary(collected), **timing, "time": time.time()}
 
     def _sync(self, version: int) -> None:
         """Export the weights into a complete model directory and load them into the server; keep the last two."""
@@ -225,18 +235,3 @@ class Loop:
         if keep:
             for step in [s for s in self.run_dir.saved_steps() if s > 0][:-keep]:
                 shutil.rmtree(self.run_dir.checkpoint(step), ignore_errors=True)
-
-
-def _summary(collected: Collected) -> dict[str, Any]:
-    graded = [r for r in collected.rewards.values() if r is not None]
-    return {
-        "reward_mean": sum(graded) / len(graded) if graded else None,
-        "rollouts": len(collected.rewards),
-        "graded": len(graded),
-        "calls": collected.calls,
-        "rows": len(collected.rows),
-        "rows_per_rollout": len(collected.rows) / max(len(graded), 1),
-        "trained_tokens": sum(row.trained_tokens for row in collected.rows),
-        "dropped": dict(collected.dropped),
-        "exit_statuses": dict(collected.exit_statuses),
-    }

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import uuid
+from collections import Counter
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from swe_lightning.errors import MissingPart
 from swe_lightning.recipe import Recipe
 from swe_lightning.rundir import RunDir, write_atomic
+
+MANY_ROLLOUTS = 20
+"""Rows of the table of losses; the error's sentence has all counts."""
 
 
 class Reporter:
@@ -60,6 +67,17 @@ class Reporter:
         if self._wandb:
             self._wandb.log({k: v for k, v in record.items() if isinstance(v, (int, float))}, step=record["step"])
         self.say(_line(record))
+
+    def losses(self, step: int, by_rollout: Mapping[str, str]) -> None:
+        """A table of the rollouts that gave a step no row, and why each; the most common reasons first."""
+        counts = Counter(by_rollout.values())
+        table = Table("rollout", "why it gave no training row", title=f"step {step}", title_justify="left")
+        order = sorted(by_rollout.items(), key=lambda item: (-counts[item[1]], item))
+        for name, reason in order[:MANY_ROLLOUTS]:
+            table.add_row(name, escape(reason))
+        if len(order) > MANY_ROLLOUTS:
+            table.add_row("...", f"and {len(order) - MANY_ROLLOUTS} more")
+        self.console.print(table)
 
     def _start_wandb(self) -> Any:
         if importlib.util.find_spec("wandb") is None:

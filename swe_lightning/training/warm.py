@@ -19,10 +19,10 @@ from swe_lightning.errors import RecipeError, SwelError
 from swe_lightning.recipe import Recipe, WarmStart
 from swe_lightning.records import Rollout, Row, Task
 from swe_lightning.rundir import RunDir
-from swe_lightning.training.collect import Waiter
 from swe_lightning.training.report import Reporter
 from swe_lightning.training.schedule import rollout_config
 from swe_lightning.training.signals import StopOnSignal
+from swe_lightning.training.waiter import Waiter
 from swe_lightning.trajectory import rows_of
 
 if TYPE_CHECKING:

@@ -24,13 +24,19 @@ WITH_ROLLOUT = "row:rollout_over_limit"
 
 @dataclass
 class Limited:
-    """Rows within the limits. `dropped`: rows by kind (a cut row stays and is counted); `lost_tokens`: trained tokens
-    by kind; `partial`: rollouts that are half in."""
+    """Rows within the limits and what it cost."""
 
     rows: list[Row] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
+    """Rows that left, by kind."""
+    cut: int = 0
+    """Rows that stayed with a shorter response."""
     lost_tokens: Counter[str] = field(default_factory=Counter)
+    """Trained tokens that left, by kind: with their row, or as the tail of a response."""
     partial: list[str] = field(default_factory=list)
+    """Rollouts that are half in."""
+    gone: list[str] = field(default_factory=list)
+    """Rollouts that had rows and have none left."""
 
 
 def apply_limits(
@@ -49,13 +55,16 @@ def apply_limits(
     touched = {before.rollout_id for before, after, _ in kept if _trained(after) < before.trained_tokens}
     for before, after, kind in kept:
         if over == "drop_rollout" and before.rollout_id in touched:
-            after, kind = None, kind or WITH_ROLLOUT
+            after, kind = None, kind if kind == PROMPT_TOO_LONG else WITH_ROLLOUT
         if kind:
-            out.dropped[kind] += 1
             out.lost_tokens[kind] += before.trained_tokens - _trained(after)
-        if after is not None:
+        if after is None:
+            out.dropped[kind] += 1
+        else:
             out.rows.append(after)
-    out.partial = sorted(touched & {row.rollout_id for row in out.rows})
+            out.cut += after is not before
+    stayed = {row.rollout_id for row in out.rows}
+    out.partial, out.gone = sorted(touched & stayed), sorted({row.rollout_id for row in rows} - stayed)
     return out
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from swe_lightning.gateway import compact
 from swe_lightning.records import ModelCall
+from swe_lightning.trajectory import rows_of
 
 ids = st.lists(st.integers(0, 200_000), max_size=40)
 
@@ -57,6 +58,20 @@ def test_every_history_is_rebuilt_exactly(calls: list[ModelCall]) -> None:
         assert after.logprobs.tolist() == before.logprobs
         assert after.request == before.request
         assert after.sequence == before.sequence
+
+
+@given(histories())
+def test_rows_come_out_the_same_from_prompts_that_stay_differences(calls: list[ModelCall]) -> None:
+    encoder = compact.Encoder()
+    stored = [row(call, encoder) for call in calls]
+    deltas = list(compact.decode(stored, deltas=True))
+    assert [len(c.prompt_ids) for c in deltas] == [len(c.prompt_ids) for c in calls]
+    whole, lean = rows_of(list(compact.decode(stored))), rows_of(deltas)
+    lean.check()
+    assert [(r.ids.tolist(), r.mask.tolist(), r.logprobs.tolist(), r.spans) for r in lean.rows] == [
+        (r.ids.tolist(), r.mask.tolist(), r.logprobs.tolist(), r.spans) for r in whole.rows
+    ]
+    assert (lean.counts, lean.dropped) == (whole.counts, whole.dropped)
 
 
 @given(st.lists(st.integers(0, 2**31 - 1)))

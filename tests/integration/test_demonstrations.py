@@ -11,8 +11,8 @@ from swe_lightning.controller.stack import Stack
 from swe_lightning.recipe import load_recipe
 from swe_lightning.records import Rollout
 from swe_lightning.rundir import RunDir
-from swe_lightning.training.collect import Waiter
 from swe_lightning.training.schedule import rollout_config
+from swe_lightning.training.waiter import Waiter
 from swe_lightning.trajectory import rows_of
 
 pytestmark = [pytest.mark.train, pytest.mark.slow, pytest.mark.timeout(300)]

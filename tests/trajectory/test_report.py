@@ -64,8 +64,12 @@ def test_rollout_without_usable_calls_is_a_reason() -> None:
 
 
 def test_message_of_an_empty_step_names_every_reason() -> None:
-    message = why_no_rows(Counter({"infra:upstream_error": 2, "call:no_response_ids": 1}))
-    assert message == "no training rows: 2 x infra:upstream_error, 1 x call:no_response_ids"
+    dropped = Counter({"rollout:no_trainable_calls": 2, "call:no_response_ids": 2, "infra:upstream_error": 1})
+    assert why_no_rows(dropped, 3) == (
+        "no training rows from 3 rollouts, mostly call:no_response_ids: 2 x call:no_response_ids, "
+        "2 x rollout:no_trainable_calls, 1 x infra:upstream_error"
+    )
+    assert why_no_rows({}) == "no training rows: no rollout was collected"
 
 
 def test_calls_of_a_lost_attempt_are_counted_not_trained() -> None:
