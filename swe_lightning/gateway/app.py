@@ -24,7 +24,8 @@ from swe_lightning.gateway.gate import Gate
 from swe_lightning.gateway.health import HealthChecks, HealthLimits
 from swe_lightning.gateway.jsonio import dumps
 from swe_lightning.gateway.problems import Problem
-from swe_lightning.gateway.proxy import PREFIX, Proxy
+from swe_lightning.gateway.proxy import Proxy
+from swe_lightning.gateway.routes import PREFIX, base_path
 from swe_lightning.gateway.store import CALL_KIND, Store
 from swe_lightning.gateway.tokens import Claims, Keyring, bearer, require
 from swe_lightning.gateway.upstream import Upstreams
@@ -186,7 +187,7 @@ def _add_rollouts(app: FastAPI, g: Gateway) -> None:
 def _lease(keyring: Keyring, rollout: Rollout) -> dict[str, Any]:
     """What the worker of one attempt gets. Tokens outlive the wall time by an hour, for grading and retries."""
     bound = {"rollout_id": rollout.rollout_id, "attempt": rollout.attempt, "ttl_s": rollout.timeout_s + 3600}
-    path = f"{PREFIX}{rollout.rollout_id}/attempt/{rollout.attempt}/mode/{rollout.mode}/openai/v1"
+    path = base_path(rollout.rollout_id, rollout.attempt, str(rollout.mode)) + "/openai/v1"
     tokens = {f"{scope}_token": keyring.mint(scope, **bound) for scope in ("agent", "grade")}  # type: ignore[arg-type]
     return {"rollout": _shown(rollout), "path": path, **tokens}
 

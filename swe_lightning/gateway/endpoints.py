@@ -44,6 +44,9 @@ class Endpoint:
         self.suspect_until = time.monotonic() + SUSPECT_S
 
     def address(self, path: str) -> str:
+        """Of a route below /v1, or of one at the server's root if it begins with a slash."""
+        if path.startswith("/"):
+            return self.root(path[1:])
         base = self.url.rstrip("/")
         return f"{base}/{path}" if base.endswith("/v1") else f"{base}/v1/{path}"
 

@@ -2,8 +2,9 @@
 
     python -m swe_lightning.gateway.fakes --port 9000 --latency-s 0.05
 
-One byte of text is one token. A conversation is rendered append-only, so a turn's prompt begins with the prompt and
-answer of the turn before. `behaviour` replaces single answers in tests; it never pretends to be a policy.
+One byte of text is one token. A conversation is rendered append-only, reasoning and tool calls included, so a turn's
+prompt begins with the prompt and answer of the turn before if (and only if) the client's history says what the engine
+said. `behaviour` replaces single answers in tests; it never pretends to be a policy.
 """
 
 from __future__ import annotations
@@ -20,17 +21,30 @@ ANSWER = "ok"
 Answer = tuple[int, bytes, dict[str, str]]
 
 
-def render(messages: list[dict[str, Any]]) -> list[int]:
+def render(messages: list[dict[str, Any]], tools: Any = None) -> list[int]:
     """Prompt ids of a conversation, the opening of the next turn included."""
-    ids: list[int] = []
+    ids: list[int] = [START, *f"tools:{orjson.dumps(tools).decode()}".encode(), END] if tools else []
     for message in messages:
-        ids += [START, *f"{message['role']}:{message.get('content') or ''}".encode(), END]
+        ids += [START, *f"{message['role']}:{said(message)}".encode(errors="replace"), END]
     return [*ids, START, *b"assistant:"]
+
+
+def said(message: dict[str, Any]) -> str:
+    """What a model writes to say `message`."""
+    content = message.get("content") or ""
+    if isinstance(content, list):
+        content = "".join(part["text"] for part in content)
+    calls = "".join(
+        f"<tool>{c['function']['name']}{c['function']['arguments']}" for c in message.get("tool_calls") or []
+    )
+    thoughts = message.get("reasoning_content") or message.get("reasoning") or ""
+    return (f"<think>{thoughts}</think>" if thoughts else "") + content + calls
 
 
 def chat_reply(body: dict[str, Any], text: str = ANSWER, **message: Any) -> dict[str, Any]:
     """A reply in vLLM's layout with ids and log-probs."""
-    prompt, sampled = render(body["messages"]), [*text.encode(), END]
+    prompt = render(body["messages"], body.get("tools"))
+    sampled = [*said({"content": text, **message}).encode(errors="replace"), END]
     content = [{"token": chr(i), "logprob": -0.5, "bytes": [i], "top_logprobs": []} for i in sampled]
     choice = {
         "index": 0,
@@ -44,7 +58,7 @@ def chat_reply(body: dict[str, Any], text: str = ANSWER, **message: Any) -> dict
 
 
 def completion_reply(body: dict[str, Any], text: str = ANSWER) -> dict[str, Any]:
-    prompt = body["prompt"] if isinstance(body["prompt"], list) else list(body["prompt"].encode())
+    prompt = body["prompt"] if isinstance(body["prompt"], list) else list(body["prompt"].encode(errors="replace"))
     sampled = [*text.encode(), END]
     logprobs = {"tokens": [chr(i) for i in sampled], "token_logprobs": [-0.5] * len(sampled)}
     choice = {"index": 0, "text": text, "finish_reason": "stop", "logprobs": logprobs}
@@ -90,8 +104,16 @@ class FakeEngine:
         special = self.behaviour(path, body) if self.behaviour else None
         if special is not None:
             return special
-        reply = chat_reply(body) if path.endswith("chat/completions") else completion_reply(body)
-        return 200, orjson.dumps(reply), self.headers
+        try:
+            return 200, orjson.dumps(_usual(path, body)), self.headers
+        except (KeyError, TypeError, AttributeError) as error:
+            return 400, orjson.dumps({"error": {"message": f"cannot read the request: {error!r}"}}), {}
+
+
+def _usual(path: str, body: dict[str, Any]) -> dict[str, Any]:
+    if path == "/tokenize":
+        return {"count": len(render(body["messages"], body.get("tools")))}
+    return chat_reply(body) if path.endswith("chat/completions") else completion_reply(body)
 
 
 async def _answer_with(send: Any, status: int, data: bytes, headers: dict[str, str]) -> None:

@@ -1,8 +1,9 @@
 """What the gateway answers when it refuses: a status, a typed code, one sentence.
 
 Every refusal is a `Problem`, raised where the rule is and turned into JSON at the edge. The body is the OpenAI error
-layout, so a stock client raises its own exceptions and code that knows us reads `error.code`. A refusal that another
-try cannot cure carries `x-should-retry: false`, which OpenAI clients honour.
+layout (Anthropic's envelope for Anthropic clients), so a stock client raises its own exceptions and code that knows us
+reads `error.code`. A refusal that another try cannot cure carries `x-should-retry: false`, which both vendors' clients
+honour.
 """
 
 from __future__ import annotations
@@ -14,6 +15,15 @@ import orjson
 from swe_lightning.errors import GatewayError
 
 RETRYABLE = {408, 429, 503, 507}
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class Problem(GatewayError):
@@ -26,12 +36,14 @@ class Problem(GatewayError):
         message: str,
         *,
         retry_after_s: float | None = None,
+        allow: str = "",
         late: bool = False,
         details: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(status, code, message)
         self.message = message
         self.retry_after_s = retry_after_s
+        self.allow = allow
         self.late = late
         self.details = details or {}
 
@@ -40,10 +52,18 @@ class Problem(GatewayError):
         error = {"message": self.message, "type": kind, "code": self.code, "param": None, **self.details}
         return orjson.dumps({"error": error})
 
+    def anthropic_body(self) -> bytes:
+        kind = _ANTHROPIC.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        # The words by which Anthropic's clients know that they have to make their history shorter.
+        message = f"prompt is too long: {self.message}" if self.code == "context_overflow" else self.message
+        return orjson.dumps({"type": "error", "error": {"type": kind, "message": message, "code": self.code}})
+
     def headers(self) -> dict[str, str]:
         headers = {"content-type": "application/json"}
         if self.retry_after_s is not None:
             headers["retry-after"] = str(max(1, round(self.retry_after_s)))
+        if self.allow:
+            headers["allow"] = self.allow
         if self.status not in RETRYABLE:
             headers["x-should-retry"] = "false"
         return headers

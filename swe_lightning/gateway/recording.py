@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from swe_lightning.gateway.jsonio import loads
-from swe_lightning.gateway.problems import Problem
 from swe_lightning.records import Untrainable
 
 CHAT, COMPLETION = "chat/completions", "completions"
@@ -76,27 +75,6 @@ class Recorded:
     reason: Untrainable | None = None
 
 
-def check_request(body: Any, protocol: str) -> dict[str, Any]:
-    """The request as an object we can serve, or Problem 400."""
-    if not isinstance(body, dict):
-        raise Problem(400, "bad_request", "the body must be a JSON object")
-    if protocol == CHAT:
-        messages = body.get("messages")
-        if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages) or not messages:
-            raise Problem(400, "bad_request", "messages must be a non-empty list of objects")
-    elif not isinstance(body.get("prompt"), str | list) or not body["prompt"]:
-        raise Problem(400, "bad_request", "prompt must be a string or a list of token ids")
-    elif isinstance(body["prompt"], list) and not all(type(token) is int for token in body["prompt"]):
-        raise Problem(400, "bad_request", "one prompt per request: a string or a list of token ids")
-    if body.get("n") not in (None, 1):
-        raise Problem(400, "bad_request", "n must be 1: one call is one sampled answer")
-    for name in ("max_tokens", "max_completion_tokens"):
-        value = body.get(name)
-        if value is not None and (type(value) is not int or value < 1):
-            raise Problem(400, "bad_request", f"{name} must be a positive integer")
-    return body
-
-
 def prepare(body: dict[str, Any], protocol: str, mode: str, configured: dict[str, Any]) -> Sent:
     """The upstream request. `configured`: sampling section of the rollout; in val mode it wins over the client."""
     upstream = {k: v for k, v in body.items() if k not in _TRANSPORT}
@@ -110,6 +88,8 @@ def prepare(body: dict[str, Any], protocol: str, mode: str, configured: dict[str
     bending = BENDING if mode == "train" else ()
     ignored = {k: body[k] for k in bending if body.get(k) not in (None, False)}
     ignored |= {k: body[k] for k in NEUTRAL if body.get(k) is not None and body[k] != sampling[k]}
+    if mode == "train":
+        ignored |= _unforce(upstream)
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     upstream.pop("max_completion_tokens", None)
     upstream.pop("max_tokens", None)
@@ -127,6 +107,31 @@ def prepare(body: dict[str, Any], protocol: str, mode: str, configured: dict[str
         asked = body.get("logprobs")
         upstream["logprobs"] = asked if type(asked) is int else 0
     return Sent(upstream, effective)
+
+
+def _unforce(upstream: dict[str, Any]) -> dict[str, Any]:
+    """Leave the choice of a tool, and how its arguments are spelt, to the model: engines force both by masking tokens.
+
+    Changes the request (never the client's own objects); returns what was taken out.
+    """
+    taken: dict[str, Any] = {}
+    choice = upstream.get("tool_choice")
+    if choice not in (None, "auto", "none"):
+        taken["tool_choice"], upstream["tool_choice"] = choice, "auto"
+    tools = upstream.get("tools")
+    functions = [_function(tool) for tool in tools] if isinstance(tools, list) else []
+    if isinstance(tools, list) and any(function.get("strict") for function in functions):
+        taken["tools.strict"] = [str(function.get("name")) for function in functions if function.get("strict")]
+        upstream["tools"] = [
+            tool | {"function": {k: v for k, v in function.items() if k != "strict"}} if function else tool
+            for tool, function in zip(tools, functions, strict=True)
+        ]
+    return taken
+
+
+def _function(tool: Any) -> dict[str, Any]:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return function if isinstance(function, dict) else {}
 
 
 def check_reply(reply: Any, protocol: str, mode: str) -> Recorded:
@@ -217,12 +222,14 @@ def space_left(message: str) -> int | None:
 def broken_history(body: dict[str, Any]) -> bool:
     """Whether an assistant message in the history carries tool arguments that are not JSON: no retry can cure that."""
     for message in body.get("messages") or []:
-        for call in message.get("tool_calls") or []:
-            arguments = (call.get("function") or {}).get("arguments") if isinstance(call, dict) else None
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else []:
+            function = call.get("function") if isinstance(call, dict) else None
+            arguments = function.get("arguments") if isinstance(function, dict) else None
             if isinstance(arguments, str):
                 try:
                     loads(arguments.encode(errors="surrogatepass"))
-                except ValueError:
+                except (ValueError, RecursionError):
                     return True
     return False
 
