@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from swe_lightning.errors import RecipeError
+from swe_lightning.services import parse_service
 
 BUILTIN_DIR = Path(__file__).resolve().parent.parent / "recipes"
 
@@ -94,6 +95,8 @@ class SandboxSection(Section):
     pids: int = Field(512, ge=16)
     disk_mb: int = Field(4096, ge=16)
     """Bytes the agent may write, tree and /tmp together."""
+    whitelist: list[str] = Field(default_factory=list)
+    """Services (host:port) that agent and tests may reach; everything else stays out of reach. Default: none."""
     show_tests: bool = False
     """True: the agent's tree keeps the failing tests (they are restored before grading all the same)."""
     remember_commands: str | None = None
@@ -101,6 +104,13 @@ class SandboxSection(Section):
     and replayed afterwards. Training only; a command that does not match makes the rest of the rollout real."""
     memo_dir: Path | None = None
     """Where remembered commands and verdicts lie; default: the run directory. Runs over the same tasks may share it."""
+
+    @field_validator("whitelist")
+    @classmethod
+    def _are_services(cls, value: list[str]) -> list[str]:
+        for text in value:
+            parse_service(text)
+        return value
 
     @field_validator("remember_commands")
     @classmethod
@@ -110,6 +120,14 @@ class SandboxSection(Section):
         except re.error as error:
             raise ValueError(f"not a regular expression: {error}") from error
         return value
+
+    @model_validator(mode="after")
+    def _remembers_no_service(self) -> SandboxSection:
+        if self.remember_commands and self.whitelist:
+            raise ValueError(
+                "what a whitelisted service answers does not follow from the tree; leave out remember_commands"
+            )
+        return self
 
 
 class Rollouts(Section):

@@ -39,6 +39,7 @@ def show_run(run_dir: Path) -> dict[str, Any]:
         raise DataError(f"{run_dir} is not a run directory (neither recipe.yaml nor gateway.db); see swel runs list")
     metrics = _metrics(run_dir)
     data = _overview(run_dir, _counts(run_dir))
+    data["whitelist"] = _recipe(run_dir).get("sandbox", {}).get("whitelist", [])
     data |= {"outcomes": {}, "infra": {}, "recent": [], "calls": 0}
     if (run_dir / "gateway.db").is_file():
         with open_store(run_dir) as store:

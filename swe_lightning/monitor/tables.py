@@ -36,6 +36,7 @@ def run_view(data: Mapping[str, Any]) -> RenderableType:
         ("state", f"{data['state']}, step {_step(data)}"),
         ("rollouts", f"{counts}; {data['calls']} model calls"),
         ("no verdict", _counts(data["infra"]) or "none"),
+        ("network", f"open to {', '.join(data['whitelist'])}" if data["whitelist"] else "none in any sandbox"),
         ("checkpoints", ", ".join(f"step{s}" for s in data["checkpoints"]) or "none"),
     ):
         head.add_row(Text(key, style="bold"), Text(str(value)))

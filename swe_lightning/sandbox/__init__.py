@@ -7,6 +7,7 @@ from pathlib import Path
 from swe_lightning.errors import UserError
 from swe_lightning.recipe import SandboxSection
 from swe_lightning.sandbox.base import TREE_ROOT, Backend, ExecResult, FileState, Limits, Sandbox, TreeDiff
+from swe_lightning.services import parse_service
 
 __all__ = [
     "TREE_ROOT",
@@ -26,7 +27,7 @@ def make_backend(section: SandboxSection, memo_dir: Path | None = None) -> Backe
         raise UserError(f"sandbox.backend {section.backend} is not part of this version; use sandbox.backend local")
     from swe_lightning.sandbox.local import LocalBackend
 
-    backend: Backend = LocalBackend()
+    backend: Backend = LocalBackend(whitelist=tuple(parse_service(s) for s in section.whitelist))
     if section.remember_commands and memo_dir is not None:
         from swe_lightning.sandbox.memo import RememberingBackend
 

@@ -1,8 +1,9 @@
 """The nouns of the room: a Sandbox runs commands on a copy of a tree, a Backend makes sandboxes.
 
 Every backend keeps the same promise, and one test suite holds them to it: the tree is at /testbed and is the working
-directory, the user is not root, there is no network, no git and nothing of the host beyond the system's own programs;
-output is bytes, exact and bounded; what a command leaves running dies with its timeout or with the sandbox.
+directory, the user is not root, there is no network (network.py names the exceptions), no git and nothing of the host
+beyond the system's own programs; output is bytes, exact and bounded; what a command leaves running dies with its
+timeout or with the sandbox.
 
 A sandbox that stops answering raises SandboxLost. It never turns into text that looks like a command's output.
 """
@@ -16,6 +17,7 @@ from types import TracebackType
 from typing import Protocol, runtime_checkable
 
 from swe_lightning.recipe import SandboxSection
+from swe_lightning.services import Service
 
 TREE_ROOT = "/testbed"
 """Where the tree lies in every sandbox; also the working directory of every command."""
@@ -110,11 +112,13 @@ class Backend(Protocol):
         limits: Limits = Limits(),
         label: str = "",
         files: Mapping[str, bytes] = {},
+        gateway: Service | None = None,
     ) -> Sandbox:
         """A sandbox on a private copy of `tree`, which is never written to.
 
         `env` holds for every command. `files` are laid over the tree before the base is recorded: they are part of
-        the base, so diff() shows them only when they change. Raises SandboxStartError.
+        the base, so diff() shows them only when they change. `gateway`: where the
+        gateway listens; the box finds it at network.GATEWAY_URL. Raises SandboxStartError.
         """
         ...
 

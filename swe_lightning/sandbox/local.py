@@ -30,7 +30,10 @@ from swe_lightning.sandbox import cgroups, host, launcher, registry, rootfs, sec
 from swe_lightning.sandbox.base import Limits, TreeDiff
 from swe_lightning.sandbox.boxside.wire import OK, pack
 from swe_lightning.sandbox.client import CommandClient, check_relative, pack_mapping, receive, receive_with_fds
+from swe_lightning.sandbox.network import Network, endpoints
 from swe_lightning.sandbox.pyenv import test_environment
+from swe_lightning.sandbox.relay import Relay, RelayedBox
+from swe_lightning.services import Service
 
 START_TIMEOUT_S = 60.0
 INODES = 200_000
@@ -56,6 +59,7 @@ class LocalSandbox:
         self.run, self.read_file, self.write = self._server.run, self._server.read_file, self._server.write
         self._root, self._pidfd = root, pidfd
         self._base, self._groups = base, groups
+        self.relayed: RelayedBox | None = None
         self._closing = threading.Lock()
         self._open = True
         self._unchanged = treediff.stamps(root) if layout == "copy" else {}
@@ -75,6 +79,8 @@ class LocalSandbox:
             self._open = False
             self._send_kill()
             self._server.close()
+            if self.relayed is not None:
+                self.relayed.close()
             poll = select.poll()
             poll.register(self._pidfd, select.POLLIN)
             dead = bool(poll.poll(10_000))
@@ -104,12 +110,15 @@ class LocalSandbox:
 class LocalBackend:
     """Makes boxes. Thread-safe; after a fork the child gets a launcher of its own."""
 
-    def __init__(self, *, env_dir: Path | None = None, force_copy: bool = False) -> None:
+    def __init__(
+        self, *, env_dir: Path | None = None, force_copy: bool = False, whitelist: tuple[Service, ...] = ()
+    ) -> None:
         self._env_dir = env_dir
         self._force_copy = force_copy
+        self._whitelist = whitelist
         self._lock = threading.Lock()
         self._launcher: tuple[int, subprocess.Popen[bytes], socket.socket] | None = None
-        self._filter = -1
+        self._relay: tuple[int, Relay] | None = None
         self.overlay = False
 
     def create(
@@ -120,6 +129,7 @@ class LocalBackend:
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         label: str = "",
         files: Mapping[str, bytes] = {},
+        gateway: Service | None = None,
     ) -> LocalSandbox:
         for path in files:
             check_relative(path)
@@ -127,28 +137,40 @@ class LocalBackend:
             raise SandboxStartError(f"cannot start a sandbox: no directory {tree}")
         name = f"{os.getpid()}-{secrets.token_hex(6)}"
         groups = cgroups.create(name, limits)
+        sockets, hosts = endpoints(Network(gateway, self._whitelist))
+        request = {
+            "tree": str(tree.absolute()),
+            "disk_mb": limits.disk_mb,
+            "inodes": INODES,
+            "cgroup_joins": [str(cgroups.join_file(g)) for g in groups],
+            "routes": [(e.address, e.port) for e in sockets],
+            "hosts": rootfs.ETC_TEXTS["hosts"] + hosts,
+        }
         ours, theirs = socket.socketpair()
         errors = os.memfd_create("errors")
-        root = pidfd = -1
+        fds: list[int] = []
+        pidfd = -1
         try:
             with theirs:
-                self._send_request(tree, name, limits, groups, files, theirs.fileno(), errors)
+                self._send_request(request, files, theirs.fileno(), errors)
             ours.settimeout(START_TIMEOUT_S)
             ours.sendall(pack(b"init", *settings(limits, watch=not groups), pack_mapping({**rootfs.BOX_ENV, **env})))
             fields, fds = receive_with_fds(ours)
             if fields[0] != OK:
                 raise SandboxStartError("cannot start a sandbox: " + fields[1].decode(errors="replace"))
-            root = fds[0]
             _, [pidfd, *_] = receive_with_fds(ours)
             receive(ours)
-            box = LocalSandbox(ours, root, pidfd, treediff.BaseTree(tree, files), fields[1].decode(), name, groups)
+            base, layout = treediff.BaseTree(tree, files), fields[1].decode()
+            box = LocalSandbox(ours, fds[0], pidfd, base, layout, name, groups)
+            if sockets:
+                box.relayed = self._ready_relay().open(fds[1:], [e.target for e in sockets])
             registry.remember(name, label, pidfd, groups)
             return box
         except BaseException as error:
             if pidfd >= 0:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             ours.close()
-            for fd in (root, pidfd):
+            for fd in (*fds, pidfd):
                 if fd >= 0:
                     os.close(fd)
             cgroups.remove(groups)
@@ -175,23 +197,11 @@ class LocalBackend:
                     process.kill()
                     process.wait()
             self._launcher = None
+            if self._relay and self._relay[0] == os.getpid():
+                self._relay[1].close()
+            self._relay = None
 
-    def _send_request(
-        self,
-        tree: Path,
-        name: str,
-        limits: Limits,
-        groups: list[Path],
-        files: Mapping[str, bytes],
-        box_socket: int,
-        errors: int,
-    ) -> None:
-        request = {
-            "tree": str(tree.absolute()),
-            "disk_mb": limits.disk_mb,
-            "inodes": INODES,
-            "cgroup_joins": [str(cgroups.join_file(g)) for g in groups],
-        }
+    def _send_request(self, request: dict[str, Any], files: Mapping[str, bytes], box_socket: int, errors: int) -> None:
         sock = self._ready_launcher()
         filter_fd = os.memfd_create("seccomp")  # bubblewrap reads it to its end: a descriptor per box
         fds = [box_socket, errors, filter_fd]
@@ -204,6 +214,12 @@ class LocalBackend:
         finally:
             for fd in fds[2:]:
                 os.close(fd)
+
+    def _ready_relay(self) -> Relay:
+        with self._lock:
+            if self._relay is None or self._relay[0] != os.getpid():
+                self._relay = (os.getpid(), Relay())
+            return self._relay[1]
 
     def _ready_launcher(self) -> socket.socket:
         with self._lock:

@@ -70,6 +70,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Path:
         process.terminate()
         process.wait(30)
     recipe = {"name": "mini", "training": {"steps": 3}, "model": {"path": "m"}}
+    recipe["sandbox"] = {"whitelist": ["db.example.org:5432"]}
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     lines = [
         {"step": 0, "reward_mean": 0.1},
@@ -144,7 +145,7 @@ def test_show_run(run_dir: Path) -> None:
     assert [e["label"] for e in data["evaluations"]] == ["step2"]
     json.dumps(data)
     text = printed(run_view(data))
-    for expected in ("step 2/3", "1 sandbox_lost", "two-turns", "box gone", "step2"):
+    for expected in ("step 2/3", "1 sandbox_lost", "two-turns", "box gone", "step2", "open to db.example.org:5432"):
         assert expected in text
 
 

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from ..boxside.wire import FAILED, OK, pack
 from .kernel import CLONE_NEWNS, MS_BIND, MS_NODEV, MS_NOSUID, bind_tree, call, mapping_namespace, mount
 from .layers import copy_tree, mount_overlay, overlay_works, write_files
+from .network import enter_with_listeners
 from .stage import build_stage, enter_namespaces
 
 BOX_SOCKET_FD = 3
@@ -105,10 +106,17 @@ class Launcher:
         for name in ("tmp", "shm"):
             os.mkdir(name)
             os.chmod(name, 0o1777)
-        handle = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
-        send_with_fd(box_socket, pack(OK, layout.encode()), handle)
-        os.close(handle)
-        self._exec_bwrap(box_socket, stderr, seccomp)
+        arguments = self.bwrap
+        handles = [os.open(".", os.O_RDONLY | os.O_DIRECTORY)]
+        if request["routes"]:
+            handles += [s.detach() for s in enter_with_listeners([(a, p) for a, p in request["routes"]])]
+            with open("hosts", "w") as f:
+                f.write(request["hosts"])
+            arguments = in_this_network(arguments, f"{box}/hosts")
+        send_with_fds(box_socket, pack(OK, layout.encode()), handles)
+        for fd in handles:
+            os.close(fd)
+        self._exec_bwrap(arguments, box_socket, stderr, seccomp)
 
     def _lay_tree(self, tree: str, files: list[int], namespace: int | None, copy: bool) -> str:
         """Make `merged` in the working directory. Returns overlay or copy: how the owner reads changes."""
@@ -133,7 +141,7 @@ class Launcher:
         mount("upper", "merged", flags=MS_BIND)
         return "copy"
 
-    def _exec_bwrap(self, box_socket: int, stderr: int, seccomp: int) -> NoReturn:
+    def _exec_bwrap(self, arguments: list[str], box_socket: int, stderr: int, seccomp: int) -> NoReturn:
         os.dup2(stderr, 2)
         os.dup2(stderr, 1)
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
@@ -147,7 +155,7 @@ class Launcher:
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         os.chdir("/")
-        os.execve(self.bwrap[0], self.bwrap, {})
+        os.execve(arguments[0], arguments, {})
 
 
 def copy_above(fd: int) -> int:
@@ -157,9 +165,17 @@ def copy_above(fd: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)
 
 
-def send_with_fd(fd: int, data: bytes, passed: int) -> None:
+def in_this_network(bwrap: list[str], hosts: str) -> list[str]:
+    """bubblewrap's arguments for a process that is in the box's own network namespace already."""
+    at = bwrap.index("--proc")
+    changed = [*bwrap[:at], "--ro-bind", hosts, "/etc/hosts", *bwrap[at:]]
+    changed.remove("--unshare-net")
+    return changed
+
+
+def send_with_fds(fd: int, data: bytes, passed: list[int]) -> None:
     sock = socket.socket(fileno=os.dup(fd))
-    sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [passed]))])
+    sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))])
     sock.close()
 
 
