@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from swe_lightning.errors import RecipeError
 from swe_lightning.services import parse_service
 
+ENGINE_OWNS = {
+    *("strategy", "seed", "use_remove_padding", "use_dynamic_bsz"),
+    *("max_token_len_per_gpu", "infer_max_token_len_per_gpu", "micro_batch_size_per_gpu"),
+    *("lr", "lr_warmup_steps", "lr_warmup_steps_ratio", "betas", "weight_decay", "clip_grad", "grad_clip"),
+    "total_training_steps",
+}
+"""verl's options that follow from the recipe's own keys, or that our engine replaces."""
 BUILTIN_DIR = Path(__file__).resolve().parent.parent / "recipes"
 
 
@@ -210,10 +218,38 @@ class Training(Section):
     """Steps between validations; 0 = never."""
     engine: Literal["embedded", "verl"] = "embedded"
     """embedded: verl TrainingWorker in process, world size 1; verl: Ray worker groups."""
+    engine_options: dict[str, bool | int | float | str | None] = {}
+    """Further options of verl's own configuration by dotted name (engine.param_offload: true). Refused: what the recipe
+    sets itself, and what would normalise advantages or losses a second time."""
     gpus: int = Field(0, ge=0)
     threads: int = Field(1, ge=1)
     """CPU threads of the training worker and of the embedded inference server."""
     seed: int = 0
+
+    @field_validator("engine_options")
+    @classmethod
+    def _backend_leaves_our_numbers_alone(cls, value: dict[str, Any]) -> dict[str, Any]:
+        refuse_second_normalisation(value)
+        for key in value:
+            section, _, name = key.partition(".")
+            if section not in ("engine", "optimizer") or not name:
+                raise ValueError(f"no option {key}: names start with engine. or optimizer.")
+            if name in ENGINE_OWNS:
+                raise ValueError(f"{key} follows from the recipe's own keys; remove it")
+        return value
+
+
+def refuse_second_normalisation(engine: Mapping[str, Any]) -> None:
+    """ValueError when a training backend's own option would normalise what is already folded into the weights."""
+    switches = ("norm_adv_by_std_in_grpo", "normalize_advantages", "whiten_advantages", "use_kl_in_reward")
+    for key, value in engine.items():
+        name = key.rsplit(".", 1)[-1]
+        if name in switches and value:
+            raise ValueError(
+                f"{key} is on, but advantages are normalised once already (algorithm.advantage); turn it off"
+            )
+        if name == "loss_agg_mode" and value not in (None, "sum"):
+            raise ValueError(f"{key} {value} would average again; algorithm.normalisation is folded into the weights")
 
 
 class Grading(Section):

@@ -113,6 +113,11 @@ class Outcome(BaseModel):
     reported_by: str = ""
 
 
+def is_resolved(reward: float | None) -> bool:
+    """Solved means the full reward: a partial one teaches, and it solves nothing. No reward (None) is no verdict."""
+    return reward is not None and reward >= 1.0
+
+
 class Rollout(BaseModel):
     """One attempt-counted run of the harness on one task."""
 

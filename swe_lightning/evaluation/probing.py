@@ -20,7 +20,7 @@ from swe_lightning.controller.stack import Stack
 from swe_lightning.errors import UserError
 from swe_lightning.policy.scripted import make_strategy
 from swe_lightning.recipe import Recipe, load_recipe
-from swe_lightning.records import Rollout, Task
+from swe_lightning.records import Rollout, Task, is_resolved
 from swe_lightning.rundir import RunDir
 from swe_lightning.training.schedule import rollout_config
 from swe_lightning.training.waiter import Waiter
@@ -74,7 +74,7 @@ class Prober:
         for rollout in Waiter(stack.gateway).run(planned, check=stack.supervisor.check):
             outcome = rollout.outcome
             reward = outcome.reward if outcome else None
-            yield str(rollout.task["instance_id"]), None if reward is None else reward > 0
+            yield str(rollout.task["instance_id"]), None if reward is None else is_resolved(reward)
 
     def _plan(self, task: Task, count: int) -> list[Rollout]:
         assert self._asked is not None

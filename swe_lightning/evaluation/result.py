@@ -14,7 +14,7 @@ from typing import Any
 
 from swe_lightning.errors import DataError
 from swe_lightning.evaluation.stats import pass_at_k, wilson
-from swe_lightning.records import Rollout
+from swe_lightning.records import Rollout, is_resolved
 from swe_lightning.rundir import write_atomic
 
 
@@ -35,7 +35,7 @@ class EvalRecord:
 
     @property
     def resolved(self) -> bool:
-        return self.reward is not None and self.reward >= 1.0
+        return is_resolved(self.reward)
 
     @classmethod
     def of(cls, rollout: Rollout, sample: int) -> EvalRecord:

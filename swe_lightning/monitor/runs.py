@@ -18,6 +18,7 @@ import yaml
 from swe_lightning.errors import DataError
 from swe_lightning.monitor.rollouts import decoder, show_rollout
 from swe_lightning.monitor.store import StoreReader, open_store
+from swe_lightning.records import is_resolved
 from swe_lightning.rundir import RunDir
 
 __all__ = ["decoder", "list_runs", "open_store", "show_rollout", "show_run"]
@@ -152,7 +153,7 @@ def _outcomes(store: StoreReader) -> dict[str, Any]:
         if outcome.get("infra_reason"):
             infra[outcome["infra_reason"]] += 1
         elif outcome:
-            label = "resolved" if (outcome.get("reward") or 0) >= 1 else outcome.get("exit_status") or "unresolved"
+            label = "resolved" if is_resolved(outcome.get("reward")) else outcome.get("exit_status") or "unresolved"
             outcomes.setdefault(row["mode"], Counter())[label] += 1
         recent.append({**row, "outcome": None, "reward": outcome.get("reward"), "message": outcome.get("message", "")})
     shown = [{k: r[k] for k in ("rollout_id", "mode", "state", "attempt", "reward", "message")} for r in recent[-10:]]

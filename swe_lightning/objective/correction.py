@@ -100,21 +100,3 @@ def _statistics(
     elif settings.kind == "mask":
         out["off_policy_masked"] = float((~in_band(judged, settings.cap)).mean())
     return out
-
-
-def refuse_second_normalisation(engine: dict[str, Any]) -> None:
-    """RecipeError when an engine's own options would normalise what is already folded into the weights.
-
-    `engine`: flat options of the training backend (verl's actor and algorithm keys).
-    """
-    from swe_lightning.errors import RecipeError
-
-    switches = ("norm_adv_by_std_in_grpo", "normalize_advantages", "whiten_advantages", "use_kl_in_reward")
-    for key, value in engine.items():
-        name = key.rsplit(".", 1)[-1]
-        if name in switches and value:
-            raise RecipeError(
-                f"{key} is on, but advantages are normalised once already (algorithm.advantage); turn it off"
-            )
-        if name == "loss_agg_mode" and value not in (None, "sum"):
-            raise RecipeError(f"{key} {value} would average again; algorithm.normalisation is folded into the weights")

@@ -58,13 +58,19 @@ def _fill(out: dict[str, np.ndarray], where: tuple[int, slice] | slice, row: Row
 def segments(rows: Sequence[Row]) -> list[np.ndarray]:
     """Labels (tokens of the row,) for policy_loss(segments=...): each sampled reply its own number, 0 elsewhere.
 
-    Only needed where two replies of a row may touch without a token between them.
+    Replies are the row's spans, because two of them may touch without a token between; a row without spans has one
+    reply per run of mask 1.
     """
     labels, following = [], 1
     for row in rows:
         label = np.zeros(len(row.ids), dtype=np.int64)
-        for start, end, _ in row.spans:
+        for start, end in [(start, end) for start, end, _ in row.spans] or _runs(row.mask):
             label[start:end] = following
             following += 1
         labels.append(label)
     return labels
+
+
+def _runs(mask: np.ndarray) -> list[tuple[int, int]]:
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], mask, [0])))).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))

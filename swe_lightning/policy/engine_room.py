@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
+import difflib
 import io
 import logging
 import os
@@ -15,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swe_lightning.errors import DataError, MissingPart, UserError
+from swe_lightning.errors import DataError, MissingPart, RecipeError, UserError
 
 if TYPE_CHECKING:
     from swe_lightning.recipe import Training
@@ -78,7 +80,10 @@ def start_worker(model_dir: Path, training: Training) -> Any:
                     enable_gradient_checkpointing=not cpu,
                     override_config={"attn_implementation": "sdpa"},
                 ),
-                engine_config=FSDPEngineConfig(
+                engine_config=_config(
+                    FSDPEngineConfig,
+                    "engine",
+                    training,
                     strategy="fsdp2",
                     use_torch_compile=False,
                     reshard_after_forward=not cpu,
@@ -88,7 +93,10 @@ def start_worker(model_dir: Path, training: Training) -> Any:
                     infer_max_token_len_per_gpu=budget,
                     seed=training.seed,
                 ),
-                optimizer_config=FSDPOptimizerConfig(
+                optimizer_config=_config(
+                    FSDPOptimizerConfig,
+                    "optimizer",
+                    training,
                     lr=training.lr,
                     betas=training.betas,
                     weight_decay=training.weight_decay,
@@ -100,6 +108,17 @@ def start_worker(model_dir: Path, training: Training) -> Any:
         )
         worker.reset()
     return worker
+
+
+def _config(kind: Any, section: str, training: Training, **ours: Any) -> Any:
+    """A configuration dataclass of verl from our values and the recipe's further options of that section."""
+    asked = {k.partition(".")[2]: v for k, v in training.engine_options.items() if k.startswith(f"{section}.")}
+    known = {field.name for field in dataclasses.fields(kind)}
+    for name in sorted(asked.keys() - known):
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f", did you mean {section}.{close[0]}?" if close else ""
+        raise RecipeError(f"training.engine_options: verl has no option {section}.{name}{hint}")
+    return kind(**ours | asked)
 
 
 def _join_process_group(device: str, backend: str) -> None:

@@ -99,7 +99,8 @@ def library(seed: int, files: int = _FILES) -> tuple[tuple[tuple[Candidate, ...]
     A seeded sample of the standard library's files. DataError where the interpreter has none on disk.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
-    sources = sorted(p for p in root.rglob("*.py") if not {"site-packages", "test", "tests"} & set(p.parts))
+    left_out = {"site-packages", "test", "tests"}
+    sources = sorted(p for p in root.rglob("*.py") if not left_out & set(p.relative_to(root).parts))
     if not sources:
         raise DataError(f"no Python sources under {root}; the warm start reads its lines from the standard library")
     found: dict[Edit, list[Candidate]] = {edit: [] for edit in EDITS}

@@ -6,7 +6,7 @@ normalisation and coefficients are already inside the weights.
 Refuses to average: every metric is a sum or a maximum, and `summarise` divides once, over the whole batch.
 
 Columns (jagged, one value per token; position t speaks of token t + 1): `loss_mask`, `weights`, `sampler_logprobs`;
-optional `old_logprobs`, `is_weights`, `ref_logprobs` with `kl_weights`, `entropy_weights`.
+optional `old_logprobs`, `is_weights`, `ref_logprobs` with `kl_weights`, `entropy_weights`, `segments` (gspo's replies).
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class TokenLoss:
             clip_high=self.clip_high,
             dual_clip=self.dual_clip,
             is_weights=is_weights,
+            segments=data["segments"].values() if "segments" in columns else None,
         )
         metrics = {key: float(value) for key, value in sums.items() if key not in ("loss", "tokens")}
         metrics["trained_tokens"] = float(mask.sum())

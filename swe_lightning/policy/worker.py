@@ -199,11 +199,15 @@ class TrainWorker:
         return prepared
 
     def _columns(self, batch: Batch) -> dict[str, Sequence[np.ndarray]]:
+        from swe_lightning.objective.tensors import segments
+
         rows, kl, entropy = batch.rows, self.algorithm.kl_coef, self.algorithm.entropy_coef
         columns: dict[str, Sequence[np.ndarray]] = {
             "weights": batch.weights,
             "sampler_logprobs": [row.logprobs for row in rows],
         }
+        if self.algorithm.policy_loss == "gspo":
+            columns["segments"] = segments(rows)
         if not rows or not (kl > 0 or entropy > 0):
             return columns
         from swe_lightning.objective import uniform_weights
@@ -249,7 +253,10 @@ class TrainWorker:
                 torch.from_numpy(np.concatenate(values).astype(dtype, copy=False)), offsets
             )
 
-        tensors = {name: jagged([_left(v) for v in values], np.float32) for name, values in columns.items()}
+        tensors = {
+            name: jagged([_left(v) for v in values], np.int64 if name == "segments" else np.float32)
+            for name, values in columns.items()
+        }
         tensors["input_ids"] = jagged([row.ids for row in rows], np.int64)
         tensors["loss_mask"] = jagged([_left(row.mask) for row in rows], np.int64)
         return tu.get_tensordict(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from swe_lightning.errors import UserError
 from swe_lightning.evaluation.probing import make_prober
+from swe_lightning.evaluation.result import EvalRecord
+from swe_lightning.gateway.client import GatewayClient
+from swe_lightning.records import InfraReason, Outcome, Rollout
 
 
 def identity(model: str, out: Path, *overrides: str) -> str:
@@ -31,3 +36,23 @@ def test_what_cannot_be_probed_is_refused(tmp_path: Path) -> None:
     for model in ("script:nosuch", str(tmp_path)):
         with pytest.raises(UserError, match="--probe-model"):
             identity(model, tmp_path)
+
+
+def test_partly_right_is_not_solved_for_the_probe_nor_for_an_evaluation(
+    gateway: GatewayClient, controller: Any, tmp_path: Path
+) -> None:
+    rewards = {"none": 0.0, "half": 0.5, "nearly": 0.999, "all": 1.0, "lost": None}
+
+    def decide(rollout: Rollout) -> Outcome:
+        reward = rewards[rollout.task["instance_id"]]
+        return Outcome(infra_reason=InfraReason.SANDBOX_LOST) if reward is None else Outcome(reward=reward)
+
+    controller(decide)
+    prober = make_prober("tiny_cpu.yaml", ["rollout.max_attempts=1"], "script:noop", tmp_path)
+    prober._asked = {}
+    stack: Any = SimpleNamespace(gateway=gateway, supervisor=SimpleNamespace(check=lambda: None))
+    wanted = [({"instance_id": name, "repo": "r"}, 1) for name in rewards]
+    found = dict(prober._run_rollouts(stack, wanted))
+    assert found == {"none": False, "half": False, "nearly": False, "all": True, "lost": None}
+    for name, reward in rewards.items():
+        assert EvalRecord("r", name, "repo", 0, reward=reward).resolved is bool(found[name])

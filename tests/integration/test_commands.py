@@ -37,6 +37,36 @@ def test_scripts_are_scored_and_compared(task_file: Path, tmp_path: Path) -> Non
     assert json.loads(again.stdout)["results"] == report["results"], "graded rollouts are kept, not run again"
 
 
+@pytest.mark.train
+def test_a_checkpoint_is_served_and_scored(task_file: Path, tmp_path: Path) -> None:
+    """What a real model samples is what the record holds: at temperature 0 the same as plain greedy decoding."""
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM
+
+    from swe_lightning.monitor.runs import open_store
+    from swe_lightning.policy.demos import bulk_texts
+    from swe_lightning.policy.tiny import create_tiny
+
+    model, out = tmp_path / "model", tmp_path / "eval"
+    create_tiny(model, texts=bulk_texts(200, 0), vocab=600, layers=2, hidden=64, mlp=96, max_context=512)
+    arguments = ["eval", str(task_file), "--ckpt", f"tiny={model}", "--n", "1", "--out", str(out), "--json"]
+    done = swel(*arguments, "--set", "evaluation.temperature=0", "--set", "harness.step_limit=1")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)["results"]["tiny"]
+    assert (result["graded"], result["resolved"], result["infra"]) == (1, 0, {})
+    with open_store(out) as store:
+        (rollout,) = store.graded("val")
+        call = store.calls(rollout)[0]
+    ids = torch.from_numpy(call.prompt_ids).long()[None]
+    with torch.no_grad():
+        plain = (
+            AutoModelForCausalLM.from_pretrained(model)
+            .eval()
+            .generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=len(call.response_ids))
+        )
+    assert plain[0, ids.shape[1] :].tolist() == call.response_ids.tolist()
+
+
 def test_eval_says_what_it_cannot_find(task_file: Path, tmp_path: Path) -> None:
     for arguments, words in (
         (["--ckpt", "step99"], "no model directory there"),

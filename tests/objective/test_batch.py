@@ -92,6 +92,28 @@ def test_optimizer_steps_depend_on_prompts_not_rows(rows_per_rollout: int) -> No
     assert inside[0] | inside[1] == set(groups)
 
 
+def test_min_group_of_the_recipe_reaches_the_batch() -> None:
+    groups = {n: "g" for n in "abc"}
+    rows = [make_row(n, 4) for n in "abc"]
+    rewards = {"a": 1.0, "b": 0.0, "c": None}
+    two = build_batch(rows, rewards, groups, NO_STD)
+    assert (two.advantages["a"], two.stats["small_groups"]) == (0.5, 0)
+    three = build_batch(rows, rewards, groups, NO_STD.model_copy(update={"min_group": 3}))
+    assert (three.advantages, three.stats["small_groups"]) == ({"a": 0.0, "b": 0.0, "c": None}, 1)
+    assert not any(w.any() for w in three.weights)
+
+
+def test_the_seed_decides_which_groups_share_an_optimizer_step() -> None:
+    groups = groups_of(8)
+    batch = build_batch([make_row(n, 2) for n in groups], dict.fromkeys(groups, 1.0), groups, NO_STD)
+
+    def dealt(seed: int) -> list[list[str]]:
+        return [sorted(set(part.groups.values())) for part in mini_batches(batch, NO_STD, 4, seed=seed)]
+
+    assert dealt(1) == dealt(1)
+    assert len({str(dealt(seed)) for seed in range(6)}) == 6
+
+
 def test_every_row_and_group_stays_whole() -> None:
     groups = groups_of(5, 3)
     rewards = {name: float(i % 2) for i, name in enumerate(groups)}

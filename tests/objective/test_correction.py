@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from swe_lightning.errors import RecipeError
-from swe_lightning.objective.correction import correct, masked, refuse_second_normalisation, truncate
+from swe_lightning.objective.correction import correct, masked, truncate
 from swe_lightning.objective.staleness import Arrivals, StalenessGate, fresh, oldest_version
-from swe_lightning.recipe import OffPolicy, validate_recipe
+from swe_lightning.recipe import OffPolicy, load_recipe, refuse_second_normalisation, validate_recipe
 from tests.objective.conftest import make_row
 
 LOG3 = math.log(3.0)
@@ -75,7 +75,7 @@ def test_numpy_and_torch_agree() -> None:
         assert function(torch.tensor(values), 2.0).numpy() == pytest.approx(function(values, 2.0), rel=1e-6)
 
 
-def test_async_without_a_named_correction_is_refused() -> None:
+def test_w6_async_without_a_named_correction_is_refused() -> None:
     data = {
         "name": "x",
         "tasks": {"train": "a", "val": "b"},
@@ -89,15 +89,35 @@ def test_async_without_a_named_correction_is_refused() -> None:
     validate_recipe(data, "recipe")
 
 
-def test_normalising_twice_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("algorithm.norm_adv_by_std_in_grpo", "normalised once already"),
+        ("actor.normalize_advantages", "normalised once already"),
+        ("actor.use_kl_in_reward", "normalised once already"),
+    ],
+)
+def test_a15_normalising_in_the_backend_too_is_a_recipe_error(option: str, words: str) -> None:
+    with pytest.raises(RecipeError, match=f"{option} is on.*{words}"):
+        load_recipe("tiny_cpu.yaml", [f"training.engine_options={{{option}: true}}"])
+
+
+def test_a15_averaging_in_the_backend_too_is_a_recipe_error() -> None:
+    with pytest.raises(RecipeError, match="loss_agg_mode token-mean would average again"):
+        load_recipe("tiny_cpu.yaml", ["training.engine_options={actor.loss_agg_mode: token-mean}"])
     refuse_second_normalisation({"algorithm.norm_adv_by_std_in_grpo": False, "actor.loss_agg_mode": "sum"})
-    with pytest.raises(RecipeError, match="norm_adv_by_std_in_grpo"):
-        refuse_second_normalisation({"algorithm.norm_adv_by_std_in_grpo": True})
-    with pytest.raises(RecipeError, match="token-mean"):
-        refuse_second_normalisation({"actor.loss_agg_mode": "token-mean"})
 
 
-def test_staleness_bound_and_counted_requeues() -> None:
+def test_backend_options_of_the_recipes_own_keys_are_refused() -> None:
+    with pytest.raises(RecipeError, match=r"optimizer.lr follows from the recipe's own keys"):
+        load_recipe("tiny_cpu.yaml", ["training.engine_options={optimizer.lr: 1.0}"])
+    with pytest.raises(RecipeError, match=r"names start with engine\. or optimizer\."):
+        load_recipe("tiny_cpu.yaml", ["training.engine_options={rollout.n: 4}"])
+    recipe = load_recipe("tiny_cpu.yaml", ["training.engine_options={engine.param_offload: true}"])
+    assert recipe.training.engine_options == {"engine.param_offload": True}
+
+
+def test_w10_staleness_bound_and_counted_requeues() -> None:
     assert fresh(3, 5, 2)
     assert not fresh(2, 5, 2)
     gate = StalenessGate(max_lag=2)
@@ -112,7 +132,7 @@ def test_staleness_bound_and_counted_requeues() -> None:
     assert oldest_version([], default=9) == 9
 
 
-def test_a_late_result_is_ignored_and_counted() -> None:
+def test_w11_a_late_result_is_ignored_and_counted() -> None:
     arrivals = Arrivals()
     assert arrivals.take("r", attempt=2)
     assert not arrivals.take("r", attempt=1)

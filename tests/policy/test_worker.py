@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swe_lightning.errors import DataError, MissingPart
+from swe_lightning.errors import DataError, MissingPart, RecipeError
 from swe_lightning.objective import build_batch
 from swe_lightning.policy.worker import TrainWorker
 from swe_lightning.recipe import Algorithm, OffPolicy, Training
@@ -233,6 +233,93 @@ def test_kl_to_the_reference_and_entropy(model_dir: Path) -> None:
         divergence, tokens = divergence + float(k3[on].sum().detach()), tokens + int(on.sum())
     assert distance(worker.gradients(batch), gradients_of(moved, loss)) <= 1e-5
     assert worker.update(batch)["ref_kl"] == pytest.approx(divergence / tokens, rel=1e-3)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_is_that_of_the_sampled_distribution_at_any_temperature(model_dir: Path, estimator: str) -> None:
+    """Reference and policy are both read at the sampler's temperature; the policy has moved, so the KL is not zero."""
+    rows = on_policy(model_dir, rollouts(6))
+    algorithm = Algorithm(kl_coef=0.5, kl_estimator=estimator, off_policy=NO_CORRECTION)
+    worker = TrainWorker(model_dir, training(lr=1e-2), algorithm, reference=True, temperature=0.6)
+    worker.update(Batch(rows, even_weights(rows, signed)))
+    exported = model_dir.parent / f"moved-{estimator}"
+    worker.export_weights(exported)
+    (exported / "config.json").write_bytes((model_dir / "config.json").read_bytes())
+    moved, start, loss = plain_model(exported), plain_model(model_dir), torch.zeros(())
+    for row, uniform in zip(rows, even_weights(rows, lambda _: 1.0), strict=True):
+        logp = plain_logp(moved, row, temperature=0.6)[0]
+        with torch.no_grad():
+            delta = plain_logp(start, row, temperature=0.6)[0]
+        delta = delta - logp
+        value = {"k1": -delta, "k2": delta.square() / 2, "k3": delta.exp() - 1 - delta}[estimator]
+        loss = loss + 0.5 * (value * torch.from_numpy(uniform[1:])).sum()
+    silent = [np.zeros(len(row.ids), np.float32) for row in rows]
+    assert distance(worker.gradients(Batch(rows, silent)), gradients_of(moved, loss)) <= 1e-5
+
+
+def test_groups_of_equal_rewards_still_pull_towards_the_reference(model_dir: Path) -> None:
+    """No advantage anywhere: the KL term alone makes the step, with the weights that the batch brings along."""
+    rows = on_policy(model_dir, rollouts(6))
+    algorithm = Algorithm(kl_coef=0.5, off_policy=NO_CORRECTION)
+    worker = TrainWorker(model_dir, training(lr=1e-2), algorithm, reference=True)
+    worker.update(Batch(rows, even_weights(rows, signed)))
+    groups = {row.rollout_id: row.group_id for row in rows}
+    flat = build_batch(rows, dict.fromkeys(groups, 1.0), groups, algorithm)
+    assert not any(w.any() for w in flat.weights)
+    found = worker.gradients(flat)
+    assert sum(float(np.abs(g).sum()) for g in found.values()) > 0
+    double = Batch(flat.rows, flat.weights, kl_weights=[2 * w for w in flat.kl_weights])
+    twice = worker.gradients(double)
+    assert distance(twice, {name: 2 * g for name, g in found.items()}) <= 1e-6
+    metrics = worker.update(flat)
+    assert (metrics["optimizer_steps"], metrics["rows"]) == (1, len(rows))
+    assert metrics["grad_norm"] > 0
+
+
+def test_gspo_knows_replies_that_touch(model_dir: Path) -> None:
+    """Two replies without a token between them are two sequences, whether one row holds both or each has its own."""
+    rng = np.random.default_rng(7)
+    ids = rng.integers(0, VOCAB, 20).astype(np.int32)
+    spans = [(5, 9, 0), (9, 14, 0)]
+    logprobs = np.where(np.arange(20) >= 5, rng.uniform(-6, -3, 20), 0).astype(np.float32)
+    mask = np.zeros(20, np.int8)
+    mask[5:14] = 1
+    other = Row(ids[:16], np.roll(mask, 1)[:16], np.roll(logprobs * mask, 1)[:16], "r1", "g", spans=[(6, 15, 0)])
+    one = [Row(ids, mask, logprobs * mask, "r0", "g", spans=spans), other]
+    two = [other]
+    for start, end, version in spans:
+        part = np.zeros(20, np.int8)
+        part[start:end] = 1
+        two.append(Row(ids[:end], part[:end], (logprobs * part)[:end], "r0", "g", spans=[(start, end, version)]))
+    algorithm = Algorithm(policy_loss="gspo", clip_low=0.9, clip_high=9.0, off_policy=NO_CORRECTION)
+    worker = TrainWorker(model_dir, training(), algorithm)
+    found = [
+        worker.gradients(build_batch(rows, {"r0": 1.0, "r1": 0.0}, {"r0": "g", "r1": "g"}, algorithm))
+        for rows in (one, two)
+    ]
+    assert distance(*found) <= 1e-6
+
+
+def test_mini_batches_are_dealt_anew_in_every_update(model_dir: Path) -> None:
+    rows = on_policy(model_dir, rollouts(12))
+    groups = {row.rollout_id: row.group_id for row in rows}
+    batch = build_batch(rows, {name: signed(name) for name in groups}, groups, Algorithm())
+    worker = TrainWorker(model_dir, training(mini_batches=3, lr=1e-9), Algorithm())
+    dealt = []
+    for _ in range(3):
+        parts = worker._prepare(batch)
+        dealt.append([sorted({row.group_id for row in part}) for part, _ in parts])
+        worker.update(batch)
+    assert len({str(one) for one in dealt}) > 1
+
+
+def test_backend_options_reach_verl(model_dir: Path) -> None:
+    options = {"engine.entropy_checkpointing": True, "optimizer.min_lr_ratio": 0.5}
+    worker = TrainWorker(model_dir, training(engine_options=options), Algorithm())
+    assert worker.worker.engine_config.entropy_checkpointing is True
+    assert worker.worker.optimizer_config.min_lr_ratio == 0.5
+    with pytest.raises(RecipeError, match=r"no option engine.param_ofload, did you mean engine.param_offload"):
+        TrainWorker(model_dir, training(engine_options={"engine.param_ofload": True}), Algorithm())
 
 
 def test_an_update_is_one_adamw_step(model_dir: Path, tmp_path: Path) -> None:
