@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from swe_lightning.records import Task
-from swe_lightning.sandbox import Limits
-from swe_lightning.sandbox.local import LocalBackend, LocalSandbox
+from swe_lightning.sandbox import Backend, Limits, Sandbox
+from swe_lightning.sandbox.local import LocalBackend
 from swe_lightning.sandbox.trees import agent_tree
 
 LIMITS = Limits(cpu=2, memory_mb=256, pids=64, disk_mb=32, output_bytes=50_000)
 FIX = "return the_only_correct_answer"
 HIDDEN_TEST = "assert_the_hidden_expectation"
+Say = Callable[..., str]
+"""Runs a shell command, or Python source, in the box; what it printed."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -53,13 +56,13 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 
 @pytest.fixture
-def box(backend: LocalBackend, task: Task) -> Iterator[LocalSandbox]:
+def box(backend: Backend, task: Task) -> Iterator[Sandbox]:
     with backend.create(agent_tree(task, show_tests=False), limits=LIMITS) as box:
         yield box
 
 
 @pytest.fixture
-def sh(box: LocalSandbox) -> Callable[..., str]:
+def sh(box: Sandbox) -> Callable[..., str]:
     def sh(command: str, timeout_s: float = 60) -> str:
         return box.run(command, timeout_s=timeout_s).output.decode(errors="replace")
 
@@ -67,7 +70,7 @@ def sh(box: LocalSandbox) -> Callable[..., str]:
 
 
 @pytest.fixture
-def py(box: LocalSandbox) -> Callable[..., str]:
+def py(box: Sandbox) -> Callable[..., str]:
     """Run Python source in the box."""
 
     def py(source: str, timeout_s: float = 60) -> str:
@@ -76,3 +79,23 @@ def py(box: LocalSandbox) -> Callable[..., str]:
         )
 
     return py
+
+
+def running(command_line: str) -> list[str]:
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            if (directory / "cmdline").read_bytes() == command_line.encode():
+                found.append(directory.name)
+        except OSError:
+            continue
+    return found
+
+
+def wait_for(command_line: str, *, present: bool) -> bool:
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        if bool(running(command_line)) == present:
+            return True
+        time.sleep(0.02)
+    return False
