@@ -257,6 +257,31 @@ class Grading(Section):
     """Wall time of the test command."""
     remember_verdicts: bool = False
     """Grade each distinct (task, filtered patch) once per run; right where tests are deterministic."""
+    tests: Literal["listed", "fail_to_pass_files", "all"] = "listed"
+    """listed: the files that hold a FAIL_TO_PASS or PASS_TO_PASS test; fail_to_pass_files: only those that hold a
+    FAIL_TO_PASS test, and the PASS_TO_PASS tests elsewhere do not count; all: whatever the test command collects."""
+
+
+class Reward(Section):
+    """Shaping of the training reward of solved rollouts; validation and every rate use the raw verdict."""
+
+    turn_penalty: float = Field(0.0, ge=0, le=1)
+    """Taken off at harness.step_limit model calls, in proportion from free_turns on; 0 = off."""
+    free_turns: int = Field(80, ge=0)
+    context_penalty: float = Field(0.0, ge=0, le=1)
+    """Taken off where the longest prompt has full_context_tokens, in proportion from free_context_tokens on."""
+    free_context_tokens: int = Field(50_000, ge=0)
+    full_context_tokens: int = Field(64_000, ge=1)
+
+    @property
+    def active(self) -> bool:
+        return self.turn_penalty > 0 or self.context_penalty > 0
+
+    @model_validator(mode="after")
+    def _ramps(self) -> Reward:
+        if self.free_context_tokens >= self.full_context_tokens:
+            raise ValueError("reward.free_context_tokens must be below reward.full_context_tokens")
+        return self
 
 
 class Evaluation(Section):
@@ -284,6 +309,7 @@ class Recipe(Section):
     algorithm: Algorithm = Algorithm()
     training: Training = Training()
     grading: Grading = Grading()
+    reward: Reward = Reward()
     evaluation: Evaluation = Evaluation()
     wandb: Wandb = Wandb()
 

@@ -103,14 +103,26 @@ class Outcome(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     reward: float | None = None
+    """The raw verdict's: what evaluation and every rate use."""
+    shaped_reward: float | None = None
+    """What training uses instead where the recipe shapes rewards; never set for validation."""
     infra_reason: InfraReason | None = None
     message: str = ""
     """One sentence for a person (the error's text, or why the verdict is what it is)."""
     exit_status: str = ""
     """How the harness ended: submitted, step_limit, wall_time, context_overflow, format_errors, ..."""
     verdict: dict[str, Any] = Field(default_factory=dict)
-    """Details of grading: resolved, per-test status, filtered paths, apply method, seconds."""
+    """Details of grading: resolved, per-test status, filtered paths, tampering, apply method, seconds."""
     reported_by: str = ""
+
+    @property
+    def training_reward(self) -> float | None:
+        return self.reward if self.shaped_reward is None else self.shaped_reward
+
+    @property
+    def tampering(self) -> dict[str, str]:
+        """Path -> why the filter took it out of the model's patch: what an audit lists."""
+        return dict(self.verdict.get("tampering") or {})
 
 
 def is_resolved(reward: float | None) -> bool:

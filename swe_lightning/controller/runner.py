@@ -21,9 +21,10 @@ from swe_lightning.controller.protocol import Job
 from swe_lightning.errors import GradingError, InfraError, MissingPart, UserError
 from swe_lightning.grading import Grader, Verdict
 from swe_lightning.grading.patch import filter_diff, to_patch
+from swe_lightning.grading.shaping import shape
 from swe_lightning.harness import templates
 from swe_lightning.harness.mini_swe_agent import EpisodeResult, run_episode
-from swe_lightning.recipe import Grading, Harness, SandboxSection
+from swe_lightning.recipe import Grading, Harness, Reward, SandboxSection
 from swe_lightning.records import InfraReason, Outcome, Task
 from swe_lightning.sandbox import Backend, Limits, Sandbox, TreeDiff, make_backend
 from swe_lightning.sandbox.trees import agent_tree
@@ -56,12 +57,15 @@ def real_rooms(run_dir: Path) -> Rooms:
         return Grader(backend(section, False), parsed, memo=memo, limits=Limits.of(sandbox))
 
     @lru_cache(maxsize=10_000)
-    def tree(repository: str | None, instance_id: str, show_tests: bool) -> Path:
+    def tree(repository: str | None, instance_id: str, commit: str | None, published: bool, show_tests: bool) -> Path:
         # A branch of a task repository never moves; asking git costs a process per rollout.
-        return agent_tree(Task(instance_id=instance_id, repo="", repo_path=repository), show_tests=show_tests)
+        task = Task(instance_id=instance_id, repo="", repo_path=repository, base_commit=commit)
+        return agent_tree(task.model_copy(update={"test_patch": "" if published else None}), show_tests=show_tests)
 
     return Rooms(
-        tree=lambda task, show_tests: tree(task.repo_path, task.instance_id, show_tests),
+        tree=lambda task, show_tests: tree(
+            task.repo_path, task.instance_id, task.base_commit, task.test_patch is not None, show_tests
+        ),
         backend=lambda section, remember: backend(section.model_dump_json(), remember),
         grader=lambda section, grading: grader(section.model_dump_json(), grading.model_dump_json()),
     )
@@ -130,7 +134,17 @@ class RolloutRunner:
         clock.lap("grading")
         details: dict[str, Any] = {**asdict(verdict), "n_calls": episode.n_calls}
         details |= {"grading_seconds": verdict.seconds, "seconds": clock.seconds}
-        return Outcome(reward=verdict.reward, message=verdict.why, exit_status=episode.exit_status, verdict=details)
+        reward = Reward.model_validate(config.get("reward", {}))
+        shaped = shape(
+            verdict.reward, reward, mode=job.rollout.mode, turns=episode.n_calls, turn_limit=harness.step_limit,
+            longest_prompt_tokens=episode.longest_prompt_tokens,
+        )  # fmt: skip
+        if shaped is not None:
+            details["shaping"] = {**asdict(shaped), "longest_prompt_tokens": episode.longest_prompt_tokens}
+        return Outcome(
+            reward=verdict.reward, shaped_reward=shaped.value if shaped else None,
+            message=verdict.why, exit_status=episode.exit_status, verdict=details,
+        )  # fmt: skip
 
     def _play(
         self, job: Job, task: Task, harness: Harness, sandbox: SandboxSection, tree: Path, clock: Clock

@@ -46,6 +46,8 @@ def report(at: Position, attempt: int, outcome: Outcome, now: float) -> dict[str
         raise Problem(422, "bad_outcome", "an outcome has either a reward or an infra_reason, and never both")
     if outcome.reward is not None and outcome.reward != outcome.reward:
         raise Problem(422, "bad_outcome", "the reward is not a number")
+    if outcome.shaped_reward is not None and (outcome.reward is None or outcome.shaped_reward != outcome.shaped_reward):
+        raise Problem(422, "bad_outcome", "a shaped reward is a number beside a reward")
     must_be_current(at, attempt)
     if outcome.reward is not None:
         return {"state": SUCCEEDED, "ended_at": now, "outcome": outcome}

@@ -11,8 +11,9 @@ import os
 import posixpath
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ TEST_CONFIG = {
 INTERPRETER_HOOKS = ("sitecustomize.py", "usercustomize.py", "*.pth", "*.egg-link", "pyvenv.cfg")
 GENERATED = ("*.pyc", "*.pyo", "*.orig", "*.rej")
 GENERATED_DIRS = {"__pycache__", ".pytest_cache", ".git", ".hypothesis", ".mypy_cache", ".ruff_cache"}
+TEST, LEFT_BEHIND, HARNESS_FILE = "test", "generated", "harness file"
 RUNNER = {"pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "pkg_resources", "setuptools"}
 
 
@@ -51,9 +53,9 @@ def _why(path: str, task: Task, base: Path | None) -> str | None:
     if any(fnmatch(name, pattern) for pattern in INTERPRETER_HOOKS):
         return "interpreter hook"
     if name in GENERATED_DIRS or any(fnmatch(name, pattern) for pattern in GENERATED):
-        return "generated"
+        return LEFT_BEHIND
     if _is_test(path, parts, task):
-        return "test"
+        return TEST
     if _stands_in(parts, task, base):
         return "stands in for the test runner"
     return None
@@ -68,23 +70,31 @@ def _is_test(path: str, parts: list[str], task: Task) -> bool:
     return any(path == root or path.startswith(root + "/") for root in _test_roots(task))
 
 
-def _task_test_files(task: Task) -> set[str]:
-    ids = {
-        posixpath.normpath(i.split("::", 1)[0].strip()) for i in (*task.FAIL_TO_PASS, *task.PASS_TO_PASS) if "::" in i
-    }
-    return ids | set(touched_paths((task.test_patch or "").encode("utf-8", "surrogateescape")))
+def _task_test_files(task: Task) -> frozenset[str]:
+    return _files_of((*task.FAIL_TO_PASS, *task.PASS_TO_PASS), task.test_patch or "")
 
 
-def _test_roots(task: Task) -> set[str]:
+@lru_cache(maxsize=64)
+def _files_of(test_ids: tuple[str, ...], test_patch: str) -> frozenset[str]:
+    ids = {posixpath.normpath(i.split("::", 1)[0].strip()) for i in test_ids if "::" in i}
+    return frozenset(ids | set(touched_paths(test_patch.encode("utf-8", "surrogateescape"))))
+
+
+def _test_roots(task: Task) -> frozenset[str]:
+    return _roots_of(_task_test_files(task))
+
+
+@lru_cache(maxsize=64)
+def _roots_of(files: frozenset[str]) -> frozenset[str]:
     """Directories named test, tests or testing that hold a test of the task, outermost first component."""
     roots = set()
-    for file in _task_test_files(task):
+    for file in files:
         folders = file.split("/")[:-1]
         for depth, folder in enumerate(folders):
             if folder in ("test", "tests", "testing"):
                 roots.add("/".join(folders[: depth + 1]))
                 break
-    return roots
+    return frozenset(roots)
 
 
 def _stands_in(parts: list[str], task: Task, base: Path | None) -> bool:
@@ -109,16 +119,39 @@ def filter_diff(
 ) -> tuple[TreeDiff, list[str]]:
     """Split into (what may be applied, sorted paths that may not). `drop` names further paths, for example the
     harness's own files. Without `base`, pyproject.toml is dropped unseen."""
-    kept: TreeDiff = {}
-    dropped = []
-    for path, state in diff.items():
-        protected = path in drop or why_protected(path, task, base) or _hides(path, state, diff, task, base)
-        project = path.split("/", 1)[0] == "pyproject.toml"
-        if protected or (project and not _same_test_settings(path, state, base)):
-            dropped.append(path)
-        else:
-            kept[path] = state
+    kept, dropped = sort_out(diff, task, base, drop)
     return kept, sorted(dropped)
+
+
+def sort_out(
+    diff: TreeDiff, task: Task, base: Path | None = None, drop: Sequence[str] = ()
+) -> tuple[TreeDiff, dict[str, str]]:
+    """Like `filter_diff`, with the reason of each path that may not be applied."""
+    kept: TreeDiff = {}
+    dropped: dict[str, str] = {}
+    for path, state in diff.items():
+        reason = HARNESS_FILE if path in drop else why_protected(path, task, base)
+        if reason is None and _hides(path, state, diff, task, base):
+            reason = "hides protected files"
+        project = path.split("/", 1)[0] == "pyproject.toml"
+        if reason is None and project and not _same_test_settings(path, state, base):
+            reason = "test configuration"
+        if reason is None:
+            kept[path] = state
+        else:
+            dropped[path] = f"{reason} {_change(path, state, base)}" if reason == TEST else reason
+    return kept, dict(sorted(dropped.items()))
+
+
+def tampering(dropped: Mapping[str, str]) -> dict[str, str]:
+    """What an audit lists: all that was filtered, save the harness's own files and what tools leave behind."""
+    return {path: reason for path, reason in dropped.items() if reason not in (HARNESS_FILE, LEFT_BEHIND)}
+
+
+def _change(path: str, state: FileState | None, base: Path | None) -> str:
+    if state is None:
+        return "deleted"
+    return "changed" if base is not None and os.path.lexists(base / path) else "added"
 
 
 def _hides(path: str, state: FileState | None, diff: TreeDiff, task: Task, base: Path | None) -> bool:

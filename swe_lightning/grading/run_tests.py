@@ -1,9 +1,10 @@
-"""Runs a pytest command in a box and tells apart: tests passed, tests failed, the session never ended.
+"""Runs a test command in a box and tells apart: tests passed, tests failed, the session never ended.
 
-Statuses come from our own recorder inside the test process (session_recorder.py), never from printed lines. A run is
-`finished` only if the recorder's sealed result is there, was made with this run's secret, names the exit code the box
-reported, and no test file changed while the tests ran. So printed "PASSED" lines, `os._exit(0)` and forged result
-files are worth nothing. What it does not refuse: an agent that searches the test process's memory for the secret.
+Of a pytest command, statuses come from our own recorder in the test process (session_recorder.py), never from printed
+lines. It is `finished` only if the recorder's sealed result is there, was made with this run's secret, names the
+exit code the box reported, and no test file changed meanwhile: printed "PASSED" lines, `os._exit(0)` and forged result
+files are worth nothing. Any other runner has no recorder: `finished` then means that the shell came back to the end
+marker with this run's nonce and the same exit code, and what the tests printed has to be read (saved_log.py).
 """
 
 from __future__ import annotations
@@ -14,24 +15,17 @@ import json
 import posixpath
 import re
 import secrets
-import shlex
 import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from swe_lightning.sandbox import FileState, Sandbox, TreeDiff
-
-DEFAULT_ENV = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-"""The box holds pytest alone; a task that needs its plugins says so in its test_env."""
+from swe_lightning.grading import session_script
+from swe_lightning.grading.eval_command import EvalCommand
+from swe_lightning.sandbox import Sandbox
 
 _PASSED_SUMMARY = re.compile(rb"\b[1-9]\d* passed\b")
-_SEPARATOR = b"\n--proof--\n"
-_START = b"swel-start "
-_TEST_DIRS = {"tests", "test"}
 
 
 @dataclass
@@ -50,42 +44,58 @@ class TestRun:
     started: bool = False
     """The recorder was loaded. Not started but not timed out: the command never reached our pytest plugin."""
     why: str = ""
+    recorded: bool = True
+    """False: the runner is not pytest, `statuses` is empty and the log is all there is."""
+    truncated: bool = False
 
     @property
     def unparsed(self) -> bool:
-        """The log claims passed tests but the recorder was never there: the machine's fault, not a wrong answer."""
+        """The log claims passed tests but the recorder was never there: whose fault that is, a control run tells."""
         return not self.started and _PASSED_SUMMARY.search(self.log) is not None
 
 
 def run_tests(
-    box: Sandbox, test_cmd: str, test_ids: Sequence[str], *, env: Mapping[str, str], timeout_s: float
+    box: Sandbox,
+    test_cmd: str | EvalCommand,
+    test_ids: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    timeout_s: float,
+    watch: Sequence[str] | None = None,
 ) -> TestRun:
     """Run exactly `test_ids` (empty: all that `test_cmd` collects) from the tree's root.
 
-    An id without `::` stands for a whole file. Asked ids that did not run are absent from `statuses`. Raises
-    SandboxLost if the box dies.
+    An id without `::` stands for a whole file. Asked ids that did not run are absent from `statuses`. `watch`: the test
+    files that must not change meanwhile (default: those of the ids). Raises SandboxLost if the box dies.
     """
     began = time.monotonic()
-    name, key = f"swel_{secrets.token_hex(8)}", secrets.token_bytes(32)
+    spec = EvalCommand(test_cmd) if isinstance(test_cmd, str) else test_cmd
+    name, key, nonce = f"swel_{secrets.token_hex(8)}", secrets.token_bytes(32), secrets.token_hex(16)
     files = test_files(test_ids)
-    box.write(_payload(name, key, test_ids, files))
-    full_env = {**DEFAULT_ENV, **env}
-    command = _command(name, test_cmd, bool(test_ids), full_env.get("PYTHONPATH", ""))
+    box.write(session_script.payload(name, key, nonce, spec, test_ids, files))
+    full_env = {**spec.env, **env}
+    command = session_script.script(name, spec, full_env.get("PYTHONPATH", ""), only_files=bool(test_ids))
     result = box.run(command, timeout_s=timeout_s, env=full_env)
     run = TestRun({}, False, result.exit_code, result.timed_out, result.output, time.monotonic() - began)
-    run.log, at = _cut_start(result.output)
+    run.recorded, run.truncated = spec.pytest, result.truncated
+    at, run.log, marked = session_script.cut(result.output, nonce)
     if result.timed_out:
         run.why = f"tests timed out after {timeout_s:g} s"
         return run
-    reply = box.run(_collect_command(name, files, at), timeout_s=60)
-    changed, _, proof = reply.output.partition(_SEPARATOR)
-    records = list(_unseal(proof, key))
+    reply = box.run(session_script.collect_script(name, files if watch is None else watch, at), timeout_s=60)
+    changed, _, proof = reply.output.partition(session_script.PROOF)
     run.seconds = time.monotonic() - began
+    if not spec.pytest:
+        run.started = bool(at)
+        run.why = _judge_marker(marked, result.exit_code, changed.strip())
+        run.finished = not run.why
+        return run
+    records = list(_unseal(proof, key))
     run.started = bool(records)
     run.why = _judge(records, result.exit_code, changed.strip())
     if len(records) > 1 and not run.why:
         run.finished = True
-        run.statuses = _asked(records[1]["statuses"], test_ids)
+        run.statuses = _asked(records[1]["statuses"], test_ids if spec.takes_ids else ())
     return run
 
 
@@ -95,74 +105,6 @@ def test_files(test_ids: Sequence[str]) -> list[str]:
 
 
 test_files.__test__ = False  # type: ignore[attr-defined]
-
-
-@cache
-def _recorder_source() -> str:
-    return (Path(__file__).parent / "session_recorder.py").read_text(encoding="utf-8")
-
-
-def _payload(name: str, key: bytes, test_ids: Sequence[str], files: list[str]) -> TreeDiff:
-    """Files that the command moves out of the tree before anything runs."""
-    head = f"KEY = {key.hex()!r}\nHOME = {f'/tmp/{name}'!r}\n"
-    payload: TreeDiff = {f"{name}/plugin/{name}.py": FileState((head + _recorder_source()).encode(), 0o600)}
-    if test_ids:
-        payload[f"{name}/files"] = FileState(
-            b"".join(f.encode("utf-8", "surrogateescape") + b"\0" for f in files), 0o600
-        )
-    if any("::" in i for i in test_ids):
-        whole = {i.strip() for i in test_ids if "::" not in i}
-        if not whole:
-            payload[f"{name}/ids"] = FileState(json.dumps([i.strip() for i in test_ids]).encode(), 0o600)
-    return payload
-
-
-def _command(name: str, test_cmd: str, only_files: bool, python_path: str) -> str:
-    """bash: hide the recorder outside the tree, name the moment, run the command on the files that exist."""
-    path = f"{python_path}:/tmp/{name}/plugin" if python_path else f"/tmp/{name}/plugin"
-    lines = [
-        f"mv {name} /tmp/ || exit 97",
-        f'echo "{_START.decode()}${{EPOCHREALTIME:-$(date +%s.%N)}}"',
-        "swel_root=$PWD; swel_args=()",
-    ]
-    if only_files:
-        lines += [
-            f'while IFS= read -r -d "" f; do [ -e "$f" ] && swel_args+=("$swel_root/$f"); done < /tmp/{name}/files',
-            '[ ${#swel_args[@]} -gt 0 ] || { echo "none of the test files exists"; exit 5; }',
-        ]
-    lines += [
-        f"export PYTHONPATH={shlex.quote(path)}",
-        f'{test_cmd} -p {name} -p no:cacheprovider --rootdir="$swel_root" --maxfail=0 '
-        '--continue-on-collection-errors "${swel_args[@]}"',
-    ]
-    return "\n".join(lines)
-
-
-def _collect_command(name: str, files: list[str], since: str) -> str:
-    """Name test files whose inode changed since the start (ctime cannot be set back), then print the proof."""
-    folders = {posixpath.dirname(f) for f in files}
-    deep = sorted(d for d in folders if _TEST_DIRS & set(d.split("/")))
-    flat = sorted(d or "." for d in folders - set(deep))
-    finds = []
-    if since and deep:
-        finds.append(f"find {_quoted(deep)} -name '*.py' -newerct @{since} -print -quit")
-    if since and flat:
-        names = r"\( -name 'test*.py' -o -name '*_test.py' -o -name conftest.py \)"
-        finds.append(f"find {_quoted(flat)} -maxdepth 1 {names} -newerct @{since} -print -quit")
-    finds.append(f"printf '\\n--proof--\\n'; cat /tmp/{name}/proof 2>/dev/null; rm -rf /tmp/{name}")
-    return " 2>/dev/null; ".join(finds)
-
-
-def _quoted(paths: list[str]) -> str:
-    return " ".join(shlex.quote(f"./{p}") for p in paths)
-
-
-def _cut_start(output: bytes) -> tuple[bytes, str]:
-    """Split off the first line, printed before any code of the tree ran: the box's own clock."""
-    first, _, rest = output.partition(b"\n")
-    if first.startswith(_START):
-        return rest, first[len(_START) :].decode("ascii", "replace").strip()
-    return output, ""
 
 
 def _unseal(proof: bytes, key: bytes) -> Any:
@@ -186,9 +128,19 @@ def _judge(records: list[dict[str, Any]], exit_code: int, changed: bytes) -> str
         return f"the test session ended with {result['exit']} but the process with {exit_code}"
     if result["replaced"]:
         return f"the test runner was changed while the tests ran: {result['replaced']}"
-    if changed:
-        return f"a test file changed while the tests ran: {changed.decode('utf-8', 'replace')}"
-    return ""
+    return _judge_changed(changed)
+
+
+def _judge_marker(marked: int | None, exit_code: int, changed: bytes) -> str:
+    if marked is None:
+        return f"the test command did not come to its end (exit code {exit_code})"
+    if marked != exit_code:
+        return f"the test command ended with {marked} but its shell with {exit_code}"
+    return _judge_changed(changed)
+
+
+def _judge_changed(changed: bytes) -> str:
+    return f"a test file changed while the tests ran: {changed.decode('utf-8', 'replace')}" if changed else ""
 
 
 def _asked(statuses: dict[str, str], test_ids: Sequence[str]) -> dict[str, str]:

@@ -43,6 +43,8 @@ class EpisodeResult:
     messages: list[dict[str, Any]] = field(default_factory=list)
     infra_reason: InfraReason | None = None
     message: str = ""
+    longest_prompt_tokens: int = 0
+    """Of all its model calls, as the engine counted."""
 
     @property
     def submitted(self) -> bool:
@@ -98,6 +100,7 @@ def run_episode(
         result.exit_status, result.infra_reason, result.message = error.reason.value, error.reason, str(error)
     finally:
         result.n_calls, result.messages = agent.n_calls, agent.messages
+        result.longest_prompt_tokens = model.longest_prompt_tokens
         log.follow(agent.messages)
         log.end(exit_status=result.exit_status or "crashed", n_calls=agent.n_calls, message=result.message)
     return result

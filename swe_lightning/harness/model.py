@@ -60,6 +60,7 @@ class GatewayModel:
     ) -> None:
         self.config = config
         self.answers = 0
+        self.longest_prompt_tokens = 0
         self._pool = pool
         self._url = f"{base_url.rstrip('/')}/chat/completions"
         self._headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
@@ -143,6 +144,7 @@ class GatewayModel:
             silent_since = None
             if reply.status == 200:
                 self.answers += 1
+                self.longest_prompt_tokens = max(self.longest_prompt_tokens, _prompt_tokens(reply))
                 return reply
             failures += reply.status in (500, 502, 504)
             self._sleep(self._judge(reply, failures))
@@ -179,6 +181,14 @@ def _content(reply: Reply) -> tuple[str, str | None]:
         return choice["message"].get("content") or "", choice.get("finish_reason")
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise InfraError(InfraReason.UPSTREAM_ERROR, f"an answer without a message: {reply.body[:200]!r}") from error
+
+
+def _prompt_tokens(reply: Reply) -> int:
+    """As the engine counted them; 0 where it does not say."""
+    try:
+        return int(orjson.loads(reply.body)["usage"]["prompt_tokens"])
+    except (ValueError, LookupError, TypeError):
+        return 0
 
 
 def _error(reply: Reply) -> tuple[str, str]:

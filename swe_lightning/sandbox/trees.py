@@ -34,8 +34,20 @@ def pristine_tree(task: Task) -> Path:
 
 def _export(task: Task, *, tip: bool) -> Path:
     repository = _repository(task)
+    if task.test_patch is not None:
+        return export_tree(repository, _base_tree(repository, task))
     commits = _commits(repository, task.instance_id)
     return export_tree(repository, commits[0 if tip else 1])
+
+
+def _base_tree(repository: Path, task: Task) -> str:
+    """SWE-bench rows start from their base commit, where the tests of their test patch are not there yet."""
+    if not task.base_commit:
+        raise DataError(f"task {task.instance_id} has a test patch but no base_commit to apply it to")
+    done = _git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{task.base_commit}^{{tree}}")
+    if done.returncode:
+        raise DataError(f"task {task.instance_id}: no commit {task.base_commit} in {repository}")
+    return done.stdout.decode().strip()
 
 
 def export_tree(repository: Path, tree: str) -> Path:

@@ -36,6 +36,9 @@ class Collected:
 
     report: RowsReport = field(default_factory=RowsReport)
     rewards: dict[str, float | None] = field(default_factory=dict)
+    """What training uses: shaped where the recipe asks for it."""
+    raw_rewards: dict[str, float | None] = field(default_factory=dict)
+    """The verdicts, for statistics."""
     groups: dict[str, str] = field(default_factory=dict)
     infra: Counter[str] = field(default_factory=Counter)
     exit_statuses: Counter[str] = field(default_factory=Counter)
@@ -58,6 +61,7 @@ class Collected:
         self.infra.update(other.infra)
         self.exit_statuses.update(other.exit_statuses)
         self.rewards |= other.rewards
+        self.raw_rewards |= other.raw_rewards
         self.groups |= other.groups
         self.stale |= other.stale
         self.without_rows |= other.without_rows
@@ -65,12 +69,14 @@ class Collected:
 
     def summary(self) -> dict[str, Any]:
         """The step's record: merge statistics, breaks by kind, tokens, drops, tokens lost to limits."""
-        graded = [r for r in self.rewards.values() if r is not None]
+        graded = [r for r in self.raw_rewards.values() if r is not None]
+        shaped = [r for r in self.rewards.values() if r is not None]
         stats = self.report.stats
         breaks = {k.removeprefix("breaks_"): int(stats.pop(k)) for k in list(stats) if k.startswith("breaks_")}
         return {
             **stats,
             "reward_mean": sum(graded) / len(graded) if graded else None,
+            **({"shaped_reward_mean": sum(shaped) / len(shaped)} if shaped != graded else {}),
             "rollouts": len(self.rewards),
             "graded": len(graded),
             "breaks": breaks,
@@ -109,10 +115,10 @@ class Collector:
         if outcome is None or outcome.reward is None:
             reason = f"infra:{outcome.infra_reason}" if outcome and outcome.infra_reason else "infra:no_outcome"
             out.infra[reason] += 1
-            out.rewards[name] = None
+            out.rewards[name] = out.raw_rewards[name] = None
             out.without_rows[name] = f"{reason}: {outcome.message}" if outcome and outcome.message else reason
             return
-        out.rewards[name] = outcome.reward
+        out.rewards[name], out.raw_rewards[name] = outcome.training_reward, outcome.reward
         out.exit_statuses[outcome.exit_status or "unknown"] += 1
         report = self._rows(rollout)
         for row in report.rows:

@@ -51,6 +51,7 @@ def rollout_config(recipe: Recipe, *, temperature: float, top_p: float = 1.0) ->
         "harness": recipe.harness.model_dump(mode="json"),
         "sandbox": recipe.sandbox.model_dump(mode="json"),
         "grading": recipe.grading.model_dump(mode="json"),
+        "reward": recipe.reward.model_dump(mode="json"),
         "sampling": {"temperature": temperature, "top_p": top_p},
     }
 
