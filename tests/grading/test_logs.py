@@ -260,7 +260,7 @@ def test_every_swesmith_log_is_graded_as_its_report_says() -> None:
 
 @needs_shared
 def test_swesmith_validation_pair_gives_its_own_lists() -> None:
-    """FAIL_TO_PASS are exactly the tests that fail with the bug (its patch is what SWE-smith applies) and pass without."""
+    """FAIL_TO_PASS are exactly the tests that fail with the bug (the row's patch) and pass without it."""
     place = SHARED / "eval_logs" / "swesmith" / "run_validation"
     report = json.loads((place / "report.json").read_text())
     task = smith_row()
