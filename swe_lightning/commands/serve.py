@@ -19,7 +19,10 @@ def gateway(
     run: RunArgument,
     port: Port = 8080,
     host: Host = "127.0.0.1",
-    store: Annotated[str | None, typer.Option(help="Database URL; default: SQLite in the run directory.")] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(help="postgresql://USER@HOST/DATABASE, password in PGPASSWORD; default: SQLite in the run."),
+    ] = None,
     pause_wait_s: Annotated[float, typer.Option(help="A held call gets 503 after this long.")] = 600.0,
     max_in_flight: Annotated[int, typer.Option(help="Calls at the model servers at once.")] = 1024,
     max_waiting: Annotated[int, typer.Option(help="Calls held at once; the next one gets 429.")] = 8192,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_lightning.controller.protocol import Job, line, parse
+from swe_lightning.gateway.database import SECRETS
 from swe_lightning.gateway.tokens import KEY_VARIABLE
 
 
@@ -30,8 +31,9 @@ class Running:
 
 
 def worker_environment() -> dict[str, str]:
-    """Ours without the signing key: who holds it can mint any token, and a worker has those of its leases only."""
-    inherited = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
+    """Ours without the signing key (who holds it can mint any token, and a worker has those of its leases only) and
+    without the password of the gateway's store."""
+    inherited = {name: value for name, value in os.environ.items() if name not in (KEY_VARIABLE, *SECRETS)}
     return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 

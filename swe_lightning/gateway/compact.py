@@ -64,6 +64,7 @@ class Encoder:
     def __init__(self) -> None:
         self._tips: list[Tip] = []
         self._zstd = zstandard.ZstdCompressor(level=1)
+        self._unzstd = zstandard.ZstdDecompressor()
 
     def encode(self, call: ModelCall) -> dict[str, Any]:
         """Columns of the row for `call`, whose `sequence` is already set."""
@@ -76,10 +77,7 @@ class Encoder:
         if shared_messages and isinstance(messages, list):
             request = {**request, "messages": messages[shared_messages:]}
         body = {name: getattr(call, name) for name in _BODY_FIELDS} | {"request": request}
-        if tip is not None:
-            self._tips.remove(tip)
-        kept = messages if isinstance(messages, list) else []
-        self._tips = [Tip(call.sequence, np.concatenate((prompt, response)), kept), *self._tips][:TIPS]
+        self._remember(tip, Tip(call.sequence, np.concatenate((prompt, response)), _list(messages)))
         return {
             "parent": tip.sequence if tip else None,
             "shared": shared,
@@ -89,6 +87,24 @@ class Encoder:
             "logprobs": pack_floats(np.asarray(call.logprobs, dtype=np.float32)),
             "body": self._zstd.compress(dumps(body)),
         }
+
+    def follow(self, rows: Iterable[Mapping[str, Any]]) -> bool:
+        """Take rows in that another encoder made. False if they build on a call that is not remembered here."""
+        tips = {tip.sequence: tip for tip in self._tips}
+        ids = {sequence: tip.ids for sequence, tip in tips.items()}
+        messages = {sequence: tip.messages for sequence, tip in tips.items()}
+        for row in rows:
+            if row["parent"] is not None and row["parent"] not in ids:
+                return False
+            call = _rebuild(row, _prompt(row, ids), messages, self._unzstd)
+            tip = Tip(call.sequence, ids[call.sequence], messages[call.sequence])
+            self._remember(tips.get(row["parent"]), tip)
+            tips[tip.sequence] = tip
+        return True
+
+    def _remember(self, parent: Tip | None, tip: Tip) -> None:
+        """A branch is remembered by its end; the branches that were extended last stay."""
+        self._tips = [tip, *(known for known in self._tips if known is not parent)][:TIPS]
 
     def _parent(self, prompt: np.ndarray) -> tuple[Tip | None, int]:
         best, most = None, 0
@@ -109,36 +125,51 @@ def decode(rows: Iterable[Mapping[str, Any]], *, deltas: bool = False) -> Iterat
     position: dict[int, int] = {}
     messages: dict[int, list[Any]] = {}
     for number, row in enumerate(rows):
-        rest = unpack_ids(row["prompt"])
-        parent = row["parent"]
-        response = unpack_ids(row["response"])
-        prompt: Any
         if deltas:
-            position[row["sequence"]] = number
-            prompt = Delta(-1 if parent is None else position[parent], row["shared"], rest.astype("<i4").tobytes())
+            position[row["sequence"]], parent = number, row["parent"]
+            added = unpack_ids(row["prompt"]).astype("<i4").tobytes()
+            prompt: Any = Delta(-1 if parent is None else position[parent], row["shared"], added)
         else:
-            prompt = rest if parent is None else np.concatenate((ids[parent][: row["shared"]], rest))
-            ids[row["sequence"]] = np.concatenate((prompt, response))
-        body = loads(zstd.decompress(row["body"]))
-        request = body["request"]
-        if row["shared_messages"]:
-            request["messages"] = [*messages[parent][: row["shared_messages"]], *request["messages"]]
-        messages[row["sequence"]] = request.get("messages") or []
-        yield ModelCall(
-            rollout_id=row["rollout_id"],
-            prompt_ids=prompt,
-            response_ids=response,
-            logprobs=unpack_floats(row["logprobs"]),
-            call_id=row["event_id"],
-            attempt=row["attempt"],
-            sequence=row["sequence"],
-            version_start=row["version_start"],
-            version_end=row["version_end"],
-            started_at=row["started_at"],
-            ended_at=row["at"],
-            trainable=row["trainable"],
-            **body,
-        )
+            prompt = _prompt(row, ids)
+        yield _rebuild(row, prompt, messages, zstd)
+
+
+def _prompt(row: Mapping[str, Any], ids: dict[int, np.ndarray]) -> np.ndarray:
+    """Prompt ids of a row whose parent is in `ids` (by sequence, prompt + response); enters the row there too."""
+    rest, parent = unpack_ids(row["prompt"]), row["parent"]
+    prompt = rest if parent is None else np.concatenate((ids[parent][: row["shared"]], rest))
+    ids[row["sequence"]] = np.concatenate((prompt, unpack_ids(row["response"])))
+    return prompt
+
+
+def _rebuild(
+    row: Mapping[str, Any], prompt: Any, messages: dict[int, list[Any]], zstd: zstandard.ZstdDecompressor
+) -> ModelCall:
+    """The call of a row whose parent's messages are in `messages` (by sequence); enters its own there too."""
+    body = loads(zstd.decompress(row["body"]))
+    request = body["request"]
+    if row["shared_messages"]:
+        request["messages"] = [*messages[row["parent"]][: row["shared_messages"]], *request["messages"]]
+    messages[row["sequence"]] = _list(request.get("messages"))
+    return ModelCall(
+        rollout_id=row["rollout_id"],
+        prompt_ids=prompt,
+        response_ids=unpack_ids(row["response"]),
+        logprobs=unpack_floats(row["logprobs"]),
+        call_id=row["event_id"],
+        attempt=row["attempt"],
+        sequence=row["sequence"],
+        version_start=row["version_start"],
+        version_end=row["version_end"],
+        started_at=row["started_at"],
+        ended_at=row["at"],
+        trainable=row["trainable"],
+        **body,
+    )
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def plain(call: ModelCall) -> dict[str, Any]:

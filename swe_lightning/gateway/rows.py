@@ -7,10 +7,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import sqlalchemy as sa
+
 from swe_lightning.gateway import compact
 from swe_lightning.gateway.jsonio import dumps, loads
 from swe_lightning.gateway.lifecycle import Position
 from swe_lightning.gateway.problems import Problem
+from swe_lightning.gateway.schema import content_digest, contents, rollouts
 from swe_lightning.records import Outcome, Rollout, RolloutState
 
 CALL_KIND = "model_call"
@@ -29,9 +32,9 @@ def position(row: Any) -> Position:
     return Position(row.rollout_id, RolloutState(row.state), row.attempt, row.max_attempts)
 
 
-def live(attempt: int, mode: str, config: bytes) -> Live:
-    sampling = loads(config).get("sampling")
-    return Live(attempt, mode, sampling if isinstance(sampling, dict) else {})
+def live(r: Rollout) -> Live:
+    sampling = r.config.get("sampling")
+    return Live(r.attempt, r.mode, sampling if isinstance(sampling, dict) else {})
 
 
 def digest(r: Rollout) -> bytes:
@@ -39,7 +42,8 @@ def digest(r: Rollout) -> bytes:
     return hashlib.sha256(dumps(content, sort_keys=True)).digest()
 
 
-def new_row(r: Rollout, digest: bytes, now: float) -> dict[str, Any]:
+def new_row(r: Rollout, digest: bytes, now: float, bodies: dict[bytes, bytes]) -> dict[str, Any]:
+    """The row of a new rollout; its task and configuration go into `bodies` by their digests."""
     if not math.isfinite(r.timeout_s):
         raise Problem(422, "bad_request", f"rollout {r.rollout_id}: timeout_s is not a number")
     return {
@@ -52,9 +56,24 @@ def new_row(r: Rollout, digest: bytes, now: float) -> dict[str, Any]:
         "timeout_s": r.timeout_s,
         "digest": digest,
         "created_at": now,
-        "task": dumps(r.task),
-        "config": dumps(r.config),
+        "task": _content(dumps(r.task), bodies),
+        "config": _content(dumps(r.config), bodies),
     }
+
+
+def _content(body: bytes, bodies: dict[bytes, bytes]) -> bytes:
+    digest = content_digest(body)
+    bodies[digest] = body
+    return digest
+
+
+_TASK, _CONFIG = contents.alias("task"), contents.alias("config")
+WHOLE = (
+    sa.select(rollouts, _TASK.c.body.label("task_body"), _CONFIG.c.body.label("config_body"))
+    .join(_TASK, _TASK.c.digest == rollouts.c.task)
+    .join(_CONFIG, _CONFIG.c.digest == rollouts.c.config)
+)
+"""Select rollouts as `rollout` reads them."""
 
 
 def rollout(row: Any) -> Rollout:
@@ -65,8 +84,8 @@ def rollout(row: Any) -> Rollout:
         state=RolloutState(row.state),
         attempt=row.attempt,
         max_attempts=row.max_attempts,
-        task=loads(row.task),
-        config=loads(row.config),
+        task=loads(row.task_body),
+        config=loads(row.config_body),
         timeout_s=row.timeout_s,
         created_at=row.created_at,
         started_at=row.started_at,

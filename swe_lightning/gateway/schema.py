@@ -1,22 +1,35 @@
-"""Tables of the store and the engine that opens it.
+"""Tables of the store, their version, and the steps from older versions.
 
-SQLite in WAL mode with synchronous=FULL: a committed transaction survives the death of the process and of the machine.
-The schema carries a version; a store written by a newer version is refused, an older one is migrated step by step.
+The same tables on SQLite and PostgreSQL. A store written by a newer version is refused; an older one is migrated in one
+transaction when it is opened, so it is either of the old version or of the new one, never between. Nothing a run
+recorded is dropped by a migration.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Boolean, Column, Float, Integer, LargeBinary, String, Text
+from sqlalchemy import BigInteger, Boolean, Column, Float, Integer, LargeBinary, String, Text
 
-from swe_lightning.errors import DataError, MissingPart
+from swe_lightning.errors import DataError
 
-VERSION = 1
+log = logging.getLogger("swel.gateway")
+VERSION = 2
 metadata = sa.MetaData()
 
 meta = sa.Table("meta", metadata, Column("name", String, primary_key=True), Column("value", Text, nullable=False))
+
+# Tasks and configurations as JSON, once each: a group's rollouts share theirs, and so do the epochs of a run.
+contents = sa.Table(
+    "contents",
+    metadata,
+    Column("digest", LargeBinary, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+)
 
 rollouts = sa.Table(
     "rollouts",
@@ -29,8 +42,8 @@ rollouts = sa.Table(
     Column("attempt", Integer, nullable=False),
     Column("max_attempts", Integer, nullable=False),
     Column("timeout_s", Float, nullable=False),
-    Column("task", LargeBinary, nullable=False),
-    Column("config", LargeBinary, nullable=False),
+    Column("task", LargeBinary, nullable=False),  # digest of its content
+    Column("config", LargeBinary, nullable=False),  # digest of its content
     Column("digest", LargeBinary, nullable=False),
     Column("claim_id", String),
     Column("worker", String),
@@ -39,7 +52,7 @@ rollouts = sa.Table(
     Column("ended_at", Float),
     Column("outcome", LargeBinary),
     Column("weight_versions", LargeBinary),
-    Column("terminal", Integer, unique=True),  # place in the completion log, dense from 1
+    Column("terminal", Integer, unique=True),  # place in the completion log, dense from 1 in order of commits
 )
 
 # One history per attempt: claims, model calls, custom events and reports share one dense sequence from 1.
@@ -76,71 +89,97 @@ models = sa.Table(
     Column("max_context", Integer),
 )
 
-# version N -> statements that bring a store of version N to N + 1
-MIGRATIONS: dict[int, list[str]] = {}
+# ---- what gateway processes of one store share; never exported ------------------------------------------------------
+
+# One row. Whoever writes locks it first, so commits have one order; see store.py.
+turn = sa.Table(
+    "turn",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("holder", String, nullable=False),  # the gateway that committed last
+    Column("changes", BigInteger, nullable=False),  # commits that changed a rollout
+)
+
+# One row per gateway process: a lease that `beat` keeps alive, and its calls at the model servers; see board.py.
+gateways = sa.Table(
+    "gateways",
+    metadata,
+    Column("gateway_id", String, primary_key=True),
+    Column("beat", BigInteger, nullable=False),
+    Column("in_flight", Integer, nullable=False),
+    Column("waiting", Integer, nullable=False),
+)
+
+holds = sa.Table(
+    "holds",
+    metadata,
+    Column("rollout_id", String, primary_key=True),
+    Column("gateway_id", String, primary_key=True),
+    Column("held", Integer, nullable=False),  # calls of the rollout, waiting or in flight there
+)
 
 
-def open_engine(url: str) -> sa.Engine:
-    """An engine on `url` whose tables exist and have the current version."""
-    if not url.startswith("sqlite"):
-        raise MissingPart(f"store {url.split(':')[0]} is not part of this version; leave store_url unset to use SQLite")
-    engine = sa.create_engine(
-        url, connect_args={"timeout": 60, "check_same_thread": False}, pool_size=16, max_overflow=48
-    )
-    sa.event.listen(engine, "connect", _configure)
-    sa.event.listen(engine, "begin", _begin)
-    try:
-        _check_version(engine)
-    except sa.exc.OperationalError as error:
-        engine.dispose()
-        raise DataError(f"cannot open the store {url}: {error.orig}") from error
-    except sa.exc.DatabaseError as error:
-        engine.dispose()
-        raise DataError(f"{url} is not a store of this program: {error.orig}") from error
-    except BaseException:
-        engine.dispose()
-        raise
-    return engine
-
-
-def writing(connection: sa.Connection) -> sa.Connection:
-    """Mark a connection so that its transactions take the write lock when they begin."""
-    return connection.execution_options(writing=True)
-
-
-def _configure(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None  # transactions are begun by _begin, never implicitly
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "cache_size=-16000"):
-        connection.execute(f"PRAGMA {pragma}")
-
-
-def _begin(connection: sa.Connection) -> None:
-    immediate = connection.get_execution_options().get("writing", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
-
-
-def _check_version(engine: sa.Engine) -> None:
-    with writing(engine.connect()) as connection, connection.begin():
-        metadata.create_all(connection)
-        row = connection.execute(sa.select(meta.c.value).where(meta.c.name == "schema_version")).first()
-        found = VERSION if row is None else int(row.value)
-        if found > VERSION:
-            raise DataError(f"the store {engine.url} has schema {found}, newer than {VERSION}; upgrade swe-lightning")
-        for step in range(found, VERSION):
-            for statement in MIGRATIONS[step]:
-                connection.exec_driver_sql(statement)
+def prepare(connection: sa.Connection, where: str) -> None:
+    """Create the tables or bring them to VERSION, inside the caller's transaction. DataError if they are newer."""
+    metadata.create_all(connection)
+    row = connection.execute(sa.select(meta.c.value).where(meta.c.name == "schema_version")).first()
+    found = VERSION if row is None else int(row.value)
+    if found > VERSION:
+        raise DataError(f"the store {where} has schema {found}, newer than {VERSION}; upgrade swe-lightning")
+    for step in range(found, VERSION):
+        log.warning("the store %s goes from schema %d to %d; older versions cannot open it then", where, step, step + 1)
+        MIGRATIONS[step](connection)
+    if row is None or found != VERSION:
         set_meta(connection, "schema_version", str(VERSION))
+    if connection.execute(sa.select(turn.c.id)).first() is None:
+        connection.execute(sa.insert(turn).values(id=1, holder="", changes=0))
+
+
+def content_digest(body: bytes) -> bytes:
+    return hashlib.sha256(body).digest()
+
+
+def save_contents(connection: sa.Connection, bodies: dict[bytes, bytes]) -> None:
+    """Store contents by their digests; those that are there already stay."""
+    known: set[bytes] = set()
+    digests = list(bodies)
+    for at in range(0, len(digests), 500):  # SQLite bounds the variables of a statement
+        part = sa.select(contents.c.digest).where(contents.c.digest.in_(digests[at : at + 500]))
+        known |= set(connection.execute(part).scalars())
+    new = [{"digest": digest, "body": body} for digest, body in bodies.items() if digest not in known]
+    if new:
+        connection.execute(sa.insert(contents), new)
+
+
+def _share_contents(connection: sa.Connection) -> None:
+    """1 to 2: each rollout held its task and configuration itself."""
+    last, size = 0, 500
+    while True:
+        columns = (rollouts.c.position, rollouts.c.task, rollouts.c.config)
+        query = sa.select(*columns).where(rollouts.c.position > last).order_by(rollouts.c.position).limit(size)
+        found = connection.execute(query).all()
+        if not found:
+            return
+        save_contents(connection, {content_digest(body): body for row in found for body in (row.task, row.config)})
+        changed = [
+            {"at": row.position, "t": content_digest(row.task), "c": content_digest(row.config)} for row in found
+        ]
+        target = rollouts.c.position == sa.bindparam("at")
+        values: dict[str, Any] = {"task": sa.bindparam("t"), "config": sa.bindparam("c")}
+        connection.execute(sa.update(rollouts).where(target).values(**values), changed)
+        last = found[-1].position
+
+
+# version N -> the step that brings a store of version N to N + 1
+MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {1: _share_contents}
 
 
 def set_meta(connection: sa.Connection, name: str, value: str) -> None:
-    _upsert(connection, meta, {"name": name, "value": value}, meta.c.name)
+    upsert(connection, meta, {"name": name, "value": value})
 
 
-def save_model(connection: sa.Connection, values: dict[str, Any]) -> None:
-    _upsert(connection, models, values, models.c.url)
-
-
-def _upsert(connection: sa.Connection, table: sa.Table, values: dict[str, Any], key: sa.Column[Any]) -> None:
-    """Portable: the store has one writer, so update-then-insert cannot race."""
-    if not connection.execute(sa.update(table).where(key == values[key.name]).values(**values)).rowcount:
+def upsert(connection: sa.Connection, table: sa.Table, values: dict[str, Any]) -> None:
+    """Portable: the store has one writer at a time, so update-then-insert cannot race."""
+    key = sa.and_(*(column == values[column.name] for column in table.primary_key))
+    if not connection.execute(sa.update(table).where(key).values(**values)).rowcount:
         connection.execute(sa.insert(table).values(**values))

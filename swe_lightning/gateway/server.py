@@ -46,7 +46,11 @@ def serve(
     settings: Settings | None = None,
     log_level: str = "info",
 ) -> None:
-    """Serve until SIGTERM or SIGINT. BusyError if the port or the run's gateway lock is taken; port 0 = any free."""
+    """Serve until SIGTERM or SIGINT. BusyError if the port or the run's gateway lock is taken; port 0 = any free.
+
+    `store_url` names a PostgreSQL database, without password; left out: $SWEL_STORE_URL, else SQLite in the run.
+    """
+    from swe_lightning.gateway import database
     from swe_lightning.gateway.shutdown import Server
 
     run, settings = RunDir(run_dir), settings or Settings()
@@ -58,7 +62,7 @@ def serve(
         url = f"http://{host}:{listener.getsockname()[1]}"
         logs.configure(run.logs / "gateway.jsonl", level=log_level)
         raise_file_limit(settings.max_in_flight, settings.max_waiting)
-        application = _build(run, store_url or run.store_url, settings)
+        application = _build(run, database.store_url(store_url, run.store_url), settings)
         write_atomic(run.path / "gateway.json", json.dumps({"url": url, "pid": os.getpid()}))
         log.info("serving", extra={"url": url, "run": str(run.path), "pid": os.getpid()})
         signal.signal(signal.SIGTERM, _exit)  # uvicorn repeats the signal once it has stopped; that is no failure
@@ -95,6 +99,7 @@ def _build(run: RunDir, store_url: str, settings: Settings) -> Gateway:
 
     keyring = Keyring.load_or_create(run.key_file)
     store = Store(store_url, linger_s=settings.linger_s)
+    store.belong_to(keyring.fingerprint())
     gate = Gate(settings.gate, paused=store.get_meta("paused") == "1")
     return Gateway(store, gate, Upstreams(settings.upstream), keyring, health=settings.health)
 
@@ -143,13 +148,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--run", type=Path, required=True, help="run directory")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 = any free port, written to RUN/gateway.json")
+    parser.add_argument("--store", help="PostgreSQL URL without password; default: $SWEL_STORE_URL, else SQLite in RUN")
     for setting in dataclasses.fields(Settings):
         option, default = f"--{setting.name.replace('_', '-')}", setting.default
         parser.add_argument(option, type=type(default), default=default)
     options = vars(parser.parse_args(arguments))
-    run, host, port = (options.pop(name) for name in ("run", "host", "port"))
+    run, host, port, store = (options.pop(name) for name in ("run", "host", "port", "store"))
     try:
-        serve(run_dir=run, host=host, port=port, settings=Settings(**options))
+        serve(run_dir=run, host=host, port=port, store_url=store, settings=Settings(**options))
     except SwelError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

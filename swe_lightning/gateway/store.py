@@ -1,9 +1,12 @@
 """The durable store: rollouts, their events and model calls, registered models, the pause, and counters of refusals.
 
 Writes are operations of the writer thread (writer.py) and are acknowledged only after their commit; the state machine
-(lifecycle.py) is consulted inside the transaction, so two claims or a report and a late call cannot both win. Reads use
-their own connections and see committed data only. Every write that a client may repeat carries an id, and a repetition
-returns what the first one did.
+(lifecycle.py) is consulted inside the transaction, so two claims or a report and a late call cannot both win. Every
+write that a client may repeat carries an id, and a repetition returns what the first one did.
+
+Several processes may share a PostgreSQL store. Each transaction first locks the one row of `turn`: commits have one
+order, which is the order of sequence numbers and of the completion log, so a reader never sees a later entry before an
+earlier one. The row also says whether somebody else wrote meanwhile; only then are caches doubted.
 """
 
 from __future__ import annotations
@@ -15,35 +18,60 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from swe_lightning.gateway import compact, lifecycle, rows, schema
+from swe_lightning.errors import UserError
+from swe_lightning.gateway import database, lifecycle, rows, schema
+from swe_lightning.gateway.histories import Histories
 from swe_lightning.gateway.jsonio import dumps
 from swe_lightning.gateway.problems import Problem, unknown_rollout
+from swe_lightning.gateway.reads import Reads
 from swe_lightning.gateway.rows import CALL_KIND, Live
-from swe_lightning.gateway.schema import events, meta, models, rollouts
+from swe_lightning.gateway.schema import events, meta, models, rollouts, turn
+from swe_lightning.gateway.tokens import KEY_VARIABLE
 from swe_lightning.gateway.writer import Transaction, Writer
 from swe_lightning.records import ModelCall, Outcome, Rollout, RolloutState
 
 
-class Store:
+class Store(Reads):
     """One per gateway process. Called from the writer thread: `on_change` after a rollout changed its state, `on_end`
     with its id after an attempt ended."""
 
     def __init__(self, url: str, *, on_change: Callable[[], None] = lambda: None, linger_s: float = 0.002) -> None:
-        self.engine = schema.open_engine(url)
+        self.engine = database.open_engine(url)
+        self.shared = database.is_shared(self.engine)
         self.on_change = on_change
         self.on_end: Callable[[str], None] = lambda rollout_id: None
-        self._next: dict[tuple[str, int], int] = {}
-        self._encoders: dict[tuple[str, int], compact.Encoder] = {}
-        self._live: dict[str, Live] = {}
-        with self.engine.connect() as c:
-            columns = (rollouts.c.rollout_id, rollouts.c.attempt, rollouts.c.mode, rollouts.c.config)
-            for row in c.execute(sa.select(*columns).where(rollouts.c.state == RolloutState.RUNNING)):
-                self._live[row.rollout_id] = rows.live(row.attempt, row.mode, row.config)
-        self.writer = Writer(self.engine, on_rollback=self._forget, linger_s=linger_s)
+        self._name = uuid.uuid4().hex
+        self._histories = Histories()
+        self._live: dict[str, tuple[Live, int]] = {}
+        """Running attempts and the epoch (see histories.py) in which that was certain."""
+        with self.reading() as c:
+            for row in c.execute(rows.WHOLE.where(rollouts.c.state == RolloutState.RUNNING)):
+                self._live[row.rollout_id] = rows.live(rows.rollout(row)), 0
+        begin, end = (self._take_turn, self._end_turn) if self.shared else (_nothing, _nothing)
+        self.writer = Writer(self.engine, begin=begin, end=end, on_rollback=self._forget, linger_s=linger_s)
 
     def close(self) -> None:
         self.writer.close()
         self.engine.dispose()
+
+    def belong_to(self, key: str) -> None:
+        """Bind a shared store to the run that signs with `key`; UserError if it is another run's.
+
+        All gateways of a run accept each other's tokens, and rollout ids are only unique within a run.
+        """
+
+        def operation(tx: Transaction) -> str:
+            query = sa.select(meta.c.value).where(meta.c.name == "signing_key")
+            owner = tx.connection.execute(query).scalar()
+            if owner is None:
+                schema.set_meta(tx.connection, "signing_key", key)
+            return owner or key
+
+        if self.shared and self.writer.call(operation) != key:
+            raise UserError(
+                f"the store {self.engine.url.database} belongs to a run with another signing key; "
+                f"set {KEY_VARIABLE} to that run's key, or give this run a database of its own"
+            )
 
     # ---- rollouts -------------------------------------------------------------------------------------------------
 
@@ -59,28 +87,31 @@ class Store:
                     message = f"rollout {r.rollout_id} exists with other content; choose another rollout_id"
                     raise Problem(409, "rollout_differs", message)
             now, missing = time.time(), [r for r in wanted if found[r.rollout_id] is None]
-            new = {r.rollout_id: rows.new_row(r, digests[r.rollout_id], now) for r in missing}
+            bodies: dict[bytes, bytes] = {}
+            new = {r.rollout_id: rows.new_row(r, digests[r.rollout_id], now, bodies) for r in missing}
             if new:
+                schema.save_contents(tx.connection, bodies)
                 tx.connection.execute(sa.insert(rollouts), list(new.values()))
                 tx.hooks.append(self.on_change)
-            return [rows.rollout(_require_row(tx, r.rollout_id)) for r in wanted]
+            return [_whole(tx, r.rollout_id) for r in wanted]
 
         return operation
 
     def claim(self, rollout_id: str, worker: str, claim_id: str) -> Callable[[Transaction], Rollout]:
         """Operation: start the next attempt. The same `claim_id` again returns the attempt it started."""
+        claim_id = claim_id or uuid.uuid4().hex
 
         def operation(tx: Transaction) -> Rollout:
             row = _require_row(tx, rollout_id)
-            if claim_id and row.claim_id == claim_id and row.state == RolloutState.RUNNING:
-                return rows.rollout(row)
+            if row.claim_id == claim_id and row.state == RolloutState.RUNNING:
+                return _whole(tx, rollout_id)
             changes = lifecycle.claim(rows.position(row), time.time())
-            self._update(tx, row, changes | {"claim_id": claim_id or None, "worker": worker})
-            attempt = changes["attempt"]
-            self._append(tx, rollout_id, attempt, "claimed", {"worker": worker}, claim_id or uuid.uuid4().hex)
-            live = rows.live(attempt, row.mode, row.config)
+            self._update(tx, row, changes | {"claim_id": claim_id, "worker": worker})
+            self._append(tx, rollout_id, changes["attempt"], "claimed", {"worker": worker}, claim_id)
+            rollout = _whole(tx, rollout_id)
+            live = rows.live(rollout), self._histories.epoch
             tx.hooks.append(lambda: self._live.__setitem__(rollout_id, live))
-            return rows.rollout(_require_row(tx, rollout_id))
+            return rollout
 
         return operation
 
@@ -88,17 +119,18 @@ class Store:
         self, rollout_id: str, attempt: int, outcome: Outcome, *, kind: str = "reward", event_id: str = ""
     ) -> Callable[[Transaction], Rollout]:
         """Operation: the attempt ended. Late reports are refused; the same `event_id` again changes nothing."""
+        event_id = event_id or uuid.uuid4().hex
 
         def operation(tx: Transaction) -> Rollout:
             row = _require_row(tx, rollout_id)
-            if event_id and _known_event(tx, rollout_id, event_id):
-                return rows.rollout(row)
+            if _known_event(tx, rollout_id, event_id):
+                return _whole(tx, rollout_id)
             changes = lifecycle.report(rows.position(row), attempt, outcome, time.time())
             data = {"outcome": outcome.model_dump(mode="json")}
-            self._append(tx, rollout_id, attempt, kind, data, event_id or uuid.uuid4().hex)
+            self._append(tx, rollout_id, attempt, kind, data, event_id)
             self._update(tx, row, changes)
             self._end_attempt(tx, rollout_id, attempt)
-            return rows.rollout(_require_row(tx, rollout_id))
+            return _whole(tx, rollout_id)
 
         return operation
 
@@ -112,49 +144,30 @@ class Store:
                     self._append(tx, rollout_id, row.attempt, "cancelled", data, uuid.uuid4().hex)
                 self._update(tx, row, changes)
                 self._end_attempt(tx, rollout_id, row.attempt)
-            return rows.rollout(_require_row(tx, rollout_id))
+            return _whole(tx, rollout_id)
 
         return operation
 
-    def get_rollout(self, rollout_id: str) -> Rollout:
-        with self.engine.connect() as c:
-            row = c.execute(sa.select(rollouts).where(rollouts.c.rollout_id == rollout_id)).first()
-        if row is None:
-            raise unknown_rollout(rollout_id)
-        return rows.rollout(row)
-
-    def list_rollouts(self, state: str | None, group_id: str | None, limit: int) -> list[Rollout]:
-        """In order of creation."""
-        query = sa.select(rollouts).order_by(rollouts.c.position).limit(limit)
-        if state:
-            query = query.where(rollouts.c.state == state)
-        if group_id:
-            query = query.where(rollouts.c.group_id == group_id)
-        with self.engine.connect() as c:
-            return [rows.rollout(row) for row in c.execute(query)]
-
-    def terminal(self, after: int, limit: int) -> tuple[list[Rollout], int]:
-        """The completion log after cursor `after`, and the cursor behind what is returned."""
-        query = sa.select(rollouts).where(rollouts.c.terminal > after).order_by(rollouts.c.terminal).limit(limit)
-        with self.engine.connect() as c:
-            found = c.execute(query).all()
-        return [rows.rollout(row) for row in found], found[-1].terminal if found else after
-
     def cached_live(self, rollout_id: str, attempt: int) -> Live | None:
-        """The running attempt if this process knows it to run; None says nothing."""
-        live = self._live.get(rollout_id)
+        """The running attempt if this process has seen it run; None says nothing. Another gateway may have ended it
+        a moment ago: what is written is checked again, inside its transaction."""
+        live, _ = self._live.get(rollout_id, (None, 0))
         return live if live is not None and live.attempt == attempt else None
+
+    def doubt(self) -> None:
+        """Another process changed something: ask the tables again which attempts run. From any thread."""
+        self._live.clear()
 
     def live(self, rollout_id: str, attempt: int) -> Live:
         """The running attempt; Problem 404 or 409 if there is no such rollout or the attempt is not running."""
         live = self.cached_live(rollout_id, attempt)
         if live is None:
-            with self.engine.connect() as c:
-                row = c.execute(sa.select(rollouts).where(rollouts.c.rollout_id == rollout_id)).first()
+            with self.reading() as c:
+                row = c.execute(rows.WHOLE.where(rollouts.c.rollout_id == rollout_id)).first()
             if row is None:
                 raise unknown_rollout(rollout_id)
             lifecycle.must_be_current(rows.position(row), attempt)
-            return rows.live(row.attempt, row.mode, row.config)
+            live = rows.live(rows.rollout(row))
         return live
 
     # ---- events ---------------------------------------------------------------------------------------------------
@@ -163,13 +176,14 @@ class Store:
         self, rollout_id: str, attempt: int, kind: str, data: dict[str, Any], event_id: str
     ) -> Callable[[Transaction], int]:
         """Operation: append a custom event to the running attempt; returns its sequence number."""
+        event_id = event_id or uuid.uuid4().hex
 
         def operation(tx: Transaction) -> int:
-            known = _known_event(tx, rollout_id, event_id) if event_id else None
+            known = _known_event(tx, rollout_id, event_id)
             if known is not None:
                 return known
             lifecycle.must_be_current(rows.position(_require_row(tx, rollout_id)), attempt)
-            return self._append(tx, rollout_id, attempt, kind, data, event_id or uuid.uuid4().hex)
+            return self._append(tx, rollout_id, attempt, kind, data, event_id)
 
         return operation
 
@@ -180,14 +194,13 @@ class Store:
         """
 
         def operation(tx: Transaction) -> int:
-            known = _known_event(tx, call.rollout_id, call.call_id) if unless_known else None
+            known = _known_event(tx, call.rollout_id, call.call_id) if unless_known or tx.again else None
             if known is not None:
+                call.sequence = known
                 return known
-            if self.cached_live(call.rollout_id, call.attempt) is None:  # not cached: ask the table
-                lifecycle.must_be_current(rows.position(_require_row(tx, call.rollout_id)), call.attempt)
-            key = (call.rollout_id, call.attempt)
-            call.sequence = self._take_sequence(tx, key)
-            encoder = self._encoders.setdefault(key, compact.Encoder())
+            self._must_run(tx, call.rollout_id, call.attempt)
+            history = self._histories.of(tx, (call.rollout_id, call.attempt))
+            call.sequence = history.take()
             tx.add_event_row(
                 {
                     "rollout_id": call.rollout_id,
@@ -200,41 +213,18 @@ class Store:
                     "version_start": call.version_start,
                     "version_end": call.version_end,
                     "trainable": call.trainable,
-                    **encoder.encode(call),
+                    **history.encoder.encode(call),
                 }
             )
             return call.sequence
 
         return operation
 
-    def events(self, rollout_id: str, attempt: int | None = None) -> list[dict[str, Any]]:
-        """All events in order; a model call appears without ids and log-probs (ask `call_rows` for these)."""
-        query = sa.select(events).where(events.c.rollout_id == rollout_id)
-        if attempt is not None:
-            query = query.where(events.c.attempt == attempt)
-        with self.engine.connect() as c:
-            found = c.execute(query.order_by(events.c.attempt, events.c.sequence)).mappings().all()
-        return [rows.event(row) for row in found]
-
-    def call_rows(self, rollout_id: str, attempt: int | None) -> list[dict[str, Any]]:
-        """Compact rows of an attempt's model calls (None: the rollout's last attempt), in order."""
-        if attempt is None:
-            attempt = self.get_rollout(rollout_id).attempt
-        columns = [c for c in events.c if c.name != "kind"]
-        where = (events.c.rollout_id == rollout_id, events.c.attempt == attempt, events.c.kind == CALL_KIND)
-        with self.engine.connect() as c:
-            found = c.execute(sa.select(*columns).where(*where).order_by(events.c.sequence)).mappings()
-            return [dict(row) for row in found]
-
     # ---- models, pause, counters ----------------------------------------------------------------------------------
-
-    def models(self) -> list[dict[str, Any]]:
-        with self.engine.connect() as c:
-            return [dict(row) for row in c.execute(sa.select(models).order_by(models.c.url)).mappings()]
 
     @staticmethod
     def save_model(values: dict[str, Any]) -> Callable[[Transaction], None]:
-        return lambda tx: schema.save_model(tx.connection, values)
+        return lambda tx: schema.upsert(tx.connection, models, values)
 
     @staticmethod
     def delete_model(url: str) -> Callable[[Transaction], bool]:
@@ -243,10 +233,6 @@ class Store:
     @staticmethod
     def set_meta(name: str, value: str) -> Callable[[Transaction], None]:
         return lambda tx: schema.set_meta(tx.connection, name, value)
-
-    def get_meta(self, name: str) -> str | None:
-        with self.engine.connect() as c:
-            return c.execute(sa.select(meta.c.value).where(meta.c.name == name)).scalar()
 
     @staticmethod
     def count(name: str) -> Callable[[Transaction], int]:
@@ -259,28 +245,33 @@ class Store:
 
         return operation
 
-    def counts(self) -> dict[str, int]:
-        """Rollouts by state."""
-        with self.engine.connect() as c:
-            found = c.execute(sa.select(rollouts.c.state, sa.func.count()).group_by(rollouts.c.state)).all()
-        return {state: 0 for state in RolloutState} | {row[0]: row[1] for row in found}
-
     # ---- inside a transaction -------------------------------------------------------------------------------------
 
-    def _take_sequence(self, tx: Transaction, key: tuple[str, int]) -> int:
-        sequence = self._next.get(key)
-        if sequence is None:
-            where = (events.c.rollout_id == key[0], events.c.attempt == key[1])
-            sequence = (
-                tx.connection.execute(sa.select(sa.func.max(events.c.sequence)).where(*where)).scalar() or 0
-            ) + 1
-        self._next[key] = sequence + 1
-        return sequence
+    def _take_turn(self, tx: Transaction) -> None:
+        """Wait until no other process writes; doubt what is remembered if one wrote since our last turn."""
+        holder = tx.connection.execute(sa.select(turn.c.holder).with_for_update()).scalar_one()
+        if holder != self._name:
+            self._histories.epoch += 1
+            tx.connection.execute(sa.update(turn).values(holder=self._name))
+
+    def _end_turn(self, tx: Transaction) -> None:
+        """Tell the other processes that a rollout changed (they look at this number; see board.py)."""
+        if tx.hooks:
+            tx.connection.execute(sa.update(turn).values(changes=turn.c.changes + 1))
+
+    def _must_run(self, tx: Transaction, rollout_id: str, attempt: int) -> None:
+        """Problem unless the attempt runs; asks the table only if this process cannot know."""
+        live, epoch = self._live.get(rollout_id, (None, 0))
+        if live is not None and live.attempt == attempt and epoch == self._histories.epoch:
+            return
+        lifecycle.must_be_current(rows.position(_require_row(tx, rollout_id)), attempt)
+        if self.shared:
+            self._live[rollout_id] = rows.live(_whole(tx, rollout_id)), self._histories.epoch
 
     def _append(
         self, tx: Transaction, rollout_id: str, attempt: int, kind: str, data: dict[str, Any], event_id: str
     ) -> int:
-        sequence = self._take_sequence(tx, (rollout_id, attempt))
+        sequence = self._histories.of(tx, (rollout_id, attempt)).take()
         row = {"rollout_id": rollout_id, "attempt": attempt, "sequence": sequence, "kind": kind, "event_id": event_id}
         tx.connection.execute(sa.insert(events), row | {"at": time.time(), "body": dumps(data)})
         return sequence
@@ -304,13 +295,16 @@ class Store:
         self._live.pop(rollout_id, None)
         tx.hooks.append(lambda: self._live.pop(rollout_id, None))
         tx.hooks.append(lambda: self.on_end(rollout_id))
-        self._next.pop((rollout_id, attempt), None)
-        self._encoders.pop((rollout_id, attempt), None)
+        self._histories.drop((rollout_id, attempt))
 
     def _forget(self) -> None:
-        """A batch was rolled back: sequence numbers and tips it took are void. `_live` may lack entries, not lie."""
-        self._next.clear()
-        self._encoders.clear()
+        """A batch was rolled back: the numbers and tips it took are void, and so is what it saw of itself."""
+        self._histories.clear()
+        self._histories.epoch += self.shared
+
+
+def _nothing(_: Transaction) -> None:
+    pass
 
 
 def _require_row(tx: Transaction, rollout_id: str) -> Any:
@@ -318,6 +312,10 @@ def _require_row(tx: Transaction, rollout_id: str) -> Any:
     if row is None:
         raise unknown_rollout(rollout_id)
     return row
+
+
+def _whole(tx: Transaction, rollout_id: str) -> Rollout:
+    return rows.rollout(tx.connection.execute(rows.WHOLE.where(rollouts.c.rollout_id == rollout_id)).one())
 
 
 def _row(tx: Transaction, rollout_id: str) -> Any:

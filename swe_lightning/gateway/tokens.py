@@ -7,6 +7,7 @@ and add custom events to its own attempt, and nothing else; in particular it can
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import tempfile
@@ -58,6 +59,10 @@ class Keyring:
         if key_file.stat().st_mode & 0o077:
             raise DataError(f"{key_file} can be read by other users; run chmod 600 on it and restart")
         return cls(key_file.read_text(encoding="ascii").strip())
+
+    def fingerprint(self) -> str:
+        """Says which key this is without saying anything about it."""
+        return hashlib.sha256(b"swel store of " + self._secret.encode()).hexdigest()[:16]
 
     def mint(
         self, scope: str, *, rollout_id: str | None = None, attempt: int | None = None, ttl_s: float = 30 * DAY_S

@@ -3,7 +3,9 @@
 An operation is a function of a transaction. Operations queue up, run in order, and share one commit; each caller is
 answered only after that commit, so an answer means durable. An operation that refuses (Problem) must do so before it
 writes; its neighbours are not affected. If anything else fails, the batch is rolled back and each of its operations is
-run again in a transaction of its own, so that a fault hits only the one that causes it.
+run again in a transaction of its own, so that a fault hits only the one that causes it. If the database went away, the
+batch is tried again for a while: whether the lost commit happened is not known, so `again` tells the operations to look
+for their ids first.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from swe_lightning.gateway import schema
+from swe_lightning.gateway import database, schema
 from swe_lightning.gateway.problems import Problem
 
 Operation = Callable[["Transaction"], Any]
@@ -29,8 +31,10 @@ BATCH = 512
 class Transaction:
     """What an operation may use: the connection, buffered event rows, and hooks that run after the commit."""
 
-    def __init__(self, connection: sa.Connection) -> None:
+    def __init__(self, connection: sa.Connection, *, again: bool = False) -> None:
         self._connection = connection
+        self.again = again
+        """This may have been committed already; what carries an id must look for it."""
         self._rows: list[dict[str, Any]] = []
         self.hooks: list[Callable[[], Any]] = []
 
@@ -70,10 +74,25 @@ class _Job:
 
 
 class Writer:
-    """Runs operations on one connection in one thread. `on_rollback` drops what was remembered of a lost batch."""
+    """Runs operations on one connection in one thread.
 
-    def __init__(self, engine: sa.Engine, *, on_rollback: Callable[[], None], linger_s: float = 0.002) -> None:
-        self._engine, self._on_rollback, self._linger_s = engine, on_rollback, linger_s
+    `begin` and `end` bracket the operations of a transaction; `on_rollback` drops what was remembered of a lost batch.
+    """
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        *,
+        begin: Callable[[Transaction], None] = lambda _: None,
+        end: Callable[[Transaction], None] = lambda _: None,
+        on_rollback: Callable[[], None],
+        linger_s: float = 0.002,
+        patience_s: float = 10.0,
+    ) -> None:
+        self._engine, self._begin, self._end, self._on_rollback = engine, begin, end, on_rollback
+        self._linger_s, self._patience_s = linger_s, patience_s
+        self._connection: sa.Connection | None = None
+        self._lost_since: float | None = None
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closed = False
         self.commits = 0
@@ -107,15 +126,38 @@ class Writer:
         self._queue.put(job)
 
     def _run(self) -> None:
-        connection = schema.writing(self._engine.connect())
         try:
             while (jobs := self._next_batch()) is not None:
-                if not self._commit(connection, jobs) and len(jobs) > 1:
+                error, again = self._patiently(jobs)
+                if error is not None and len(jobs) > 1 and not database.connection_lost(error):
                     for job in jobs:
-                        self._commit(connection, [job])
+                        self._commit([job], again)
                 self._answer(jobs)
         finally:
-            connection.close()
+            self._disconnect()
+
+    def _patiently(self, jobs: list[_Job]) -> tuple[Exception | None, bool]:
+        """Commit, again and again while the database is away and patience lasts: one patience for one outage."""
+        again = False
+        while True:
+            error = self._commit(jobs, again)
+            if error is None or not database.connection_lost(error):
+                self._lost_since = None
+                return error, again
+            self._disconnect()
+            now = time.monotonic()
+            self._lost_since = self._lost_since or now
+            if self._closed or now - self._lost_since >= self._patience_s:
+                return error, again
+            again = True
+            time.sleep(0.1)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(sa.exc.SQLAlchemyError):
+                self._connection.invalidate()
+                self._connection.close()
+            self._connection = None
 
     def _next_batch(self) -> list[_Job] | None:
         """Wait for a job, linger briefly for company, take all there is. None = closed and empty."""
@@ -134,10 +176,13 @@ class Writer:
                 jobs.append(job)
         return jobs
 
-    def _commit(self, connection: sa.Connection, jobs: list[_Job]) -> bool:
-        transaction = Transaction(connection)
+    def _commit(self, jobs: list[_Job], again: bool) -> Exception | None:
         try:
-            with connection.begin():
+            if self._connection is None:
+                self._connection = database.writing(self._engine.connect())
+            transaction = Transaction(self._connection, again=again)
+            with self._connection.begin():
+                self._begin(transaction)
                 for job in jobs:
                     job.result = job.error = None
                     try:
@@ -145,16 +190,17 @@ class Writer:
                     except Problem as problem:
                         job.error = problem
                 transaction.flush()
+                self._end(transaction)
         except Exception as error:
             self._on_rollback()
             for job in jobs:
-                job.error = _as_problem(error)
-            return False
+                job.error = database.as_problem(error)
+            return error
         for hook in transaction.hooks:
             hook()
         self.commits += 1
         self.operations += len(jobs)
-        return True
+        return None
 
     @staticmethod
     def _answer(jobs: list[_Job]) -> None:
@@ -173,12 +219,3 @@ class Writer:
 def _settle_all(jobs: list[_Job]) -> None:
     for job in jobs:
         job.settle()
-
-
-def _as_problem(error: Exception) -> Exception:
-    if isinstance(error, sa.exc.DBAPIError):
-        text = str(error.orig)
-        if "full" in text or "disk I/O" in text:
-            return Problem(507, "store_full", f"the store cannot grow ({text}); free disk space", retry_after_s=5)
-        return Problem(500, "store_error", f"the store failed: {text}")
-    return error

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from swe_lightning.errors import DataError
 from swe_lightning.gateway import compact
 from swe_lightning.gateway.jsonio import loads
-from swe_lightning.gateway.schema import events, models, rollouts
+from swe_lightning.gateway.schema import contents, events, meta, models, rollouts
 from swe_lightning.records import ModelCall, RolloutState
 
 CALL_KIND = "model_call"
@@ -54,9 +54,19 @@ class StoreReader:
         if row is None:
             raise DataError(f"no rollout {rollout_id} in this run{self._similar(rollout_id)}")
         found = {k: v for k, v in row.items() if k not in ("digest", "position", "claim_id")}
-        for name in ("task", "config", "outcome", "weight_versions"):
+        for name in ("task", "config"):
+            found[name] = loads(self._content(row[name]))
+        for name in ("outcome", "weight_versions"):
             found[name] = loads(row[name]) if row[name] else None
         return found
+
+    def _content(self, value: bytes) -> bytes:
+        """A store of schema 1 is not migrated by looking at it: there the row holds the content itself."""
+        version = self._connection.execute(sa.select(meta.c.value).where(meta.c.name == "schema_version")).scalar()
+        if version == "1":
+            return value
+        found = self._connection.execute(sa.select(contents.c.body).where(contents.c.digest == value)).scalar_one()
+        return bytes(found)
 
     def _similar(self, rollout_id: str) -> str:
         like = rollouts.c.rollout_id.contains(rollout_id, autoescape=True)
