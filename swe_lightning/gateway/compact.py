@@ -55,6 +55,7 @@ class Tip:
 
     sequence: int
     ids: np.ndarray  # prompt + response
+    prompt_size: int
     messages: list[Any]
 
 
@@ -77,7 +78,7 @@ class Encoder:
         if shared_messages and isinstance(messages, list):
             request = {**request, "messages": messages[shared_messages:]}
         body = {name: getattr(call, name) for name in _BODY_FIELDS} | {"request": request}
-        self._remember(tip, Tip(call.sequence, np.concatenate((prompt, response)), _list(messages)))
+        self._remember(tip, Tip(call.sequence, np.concatenate((prompt, response)), prompt.size, _list(messages)))
         return {
             "parent": tip.sequence if tip else None,
             "shared": shared,
@@ -97,14 +98,16 @@ class Encoder:
             if row["parent"] is not None and row["parent"] not in ids:
                 return False
             call = _rebuild(row, _prompt(row, ids), messages, self._unzstd)
-            tip = Tip(call.sequence, ids[call.sequence], messages[call.sequence])
+            tip = Tip(call.sequence, ids[call.sequence], call.prompt_ids.size, messages[call.sequence])
             self._remember(tips.get(row["parent"]), tip)
             tips[tip.sequence] = tip
         return True
 
     def _remember(self, parent: Tip | None, tip: Tip) -> None:
-        """A branch is remembered by its end; the branches that were extended last stay."""
-        self._tips = [tip, *(known for known in self._tips if known is not parent)][:TIPS]
+        """A branch is remembered by its end; the branches that were extended last stay. A call whose prompt ids are
+        missing is no conversation that another could extend."""
+        kept = [known for known in self._tips if known is not parent]
+        self._tips = [tip, *kept][:TIPS] if tip.prompt_size else kept
 
     def _parent(self, prompt: np.ndarray) -> tuple[Tip | None, int]:
         best, most = None, 0
