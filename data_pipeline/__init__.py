@@ -2,6 +2,7 @@
 
 synth    packages, sdist, trees -> mutations (rules) -> testbed, affected -> synth -> repos, issue_text -> dataset
          manifest: the same from a list of known bugs; make: both, end to end
-filter   sources -> filters -> probe -> split -> ledger, report: pipeline
+filter   files, hub -> sources -> scan (store) -> stages, stage_work (validate, probe) -> split -> report, outputs:
+         pipeline; every row that leaves: ledger
 commands what `swel data ...` calls
 """

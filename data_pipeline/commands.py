@@ -84,6 +84,7 @@ def _refuse_unknown_kinds(kinds: Sequence[str]) -> None:
 
 def stats(*, inputs: Sequence[str]) -> dict[str, Any]:
     """Counts of a task file: rows, repositories, tests per task, issue lengths, kinds of bugs, roles."""
+    from data_pipeline.report import bug_kind
     from data_pipeline.sources import read_rows
 
     rows = read_rows(inputs)
@@ -93,7 +94,7 @@ def stats(*, inputs: Sequence[str]) -> dict[str, Any]:
         "rows": len(rows),
         "empty_issue": sum(not (row.get("problem_statement") or "").strip() for row in rows),
         "repositories": dict(Counter(row["repo"] for row in rows).most_common()),
-        "kinds": dict(Counter(_kind(row) for row in rows).most_common()),
+        "kinds": dict(Counter(bug_kind(row) for row in rows).most_common()),
         "roles": dict(Counter(str(row["role"]) for row in rows if row.get("role"))),
         "tests_per_task": _quartiles(tests),
         "issue_chars": _quartiles(lengths),
@@ -113,14 +114,6 @@ def show(*, inputs: Sequence[str], instance_id: str) -> dict[str, Any]:
     raise DataError(f"no task {instance_id} in {', '.join(inputs)}; for example {', '.join(close)}")
 
 
-def _kind(row: Mapping[str, Any]) -> str:
-    """Bug type: the column of `swel data synth`, else the part of a SWE-smith id before `__`."""
-    if row.get("strategy"):
-        return str(row["strategy"])
-    tail = str(row["instance_id"]).rsplit(".", 1)[-1]
-    return tail.rsplit("__", 1)[0] if "__" in tail else tail.split("_", 1)[0]
-
-
 def _quartiles(values: Sequence[int]) -> dict[str, int]:
     last = len(values) - 1
     return {
@@ -132,12 +125,22 @@ def filter(
     *,
     inputs: Sequence[str],
     out: Path,
+    preset: str = "paper",
+    stages: Sequence[str] = (),
+    skip: Sequence[str] = (),
     seed: int = 0,
-    hub_split: str = "train",
+    hub_split: str | None = None,
+    stream: bool = False,
     test_cap: int = 200,
+    eval_set: Sequence[str] = (),
     branches: Path | None = None,
+    of_image: Any = None,
+    validations: int = 0,
+    grade: Any = None,
+    grade_identity: str = "",
+    workers: int = 2,
     probe_results: Path | None = None,
-    run_rollouts: Any = None,
+    rollouts: Any = None,
     probe_identity: str | None = None,
     k: int = 4,
     keep_none_solved: int = 1000,
@@ -148,50 +151,63 @@ def filter(
 ) -> dict[str, Any]:
     """Clean and split task files into OUT; returns the report (also in OUT/report.json).
 
-    `branches` is a JSON file {repository or image: [branch names]} for rows without a local repository.
-    `run_rollouts` (see probe.RunRollouts) turns the difficulty probe on; `probe_results` imports one.
-    `probe_identity` says which model is probed and how: outcomes of another one in OUT are refused, or with `overwrite`
-    dropped.
+    `branches` is a JSON file {repository or image: [branch names]} for rows without a local repository, `of_image` asks
+    the images themselves. `validations` runs the tests of every row through `grade`. `rollouts` (see probe.Rollouts)
+    turns the difficulty probe on; `probe_results` imports one. `probe_identity` says which model is probed and how:
+    outcomes of another one in OUT are refused, or with `overwrite` dropped.
     """
     from typing import get_args
 
-    from data_pipeline.pipeline import FilterSettings, run_filter
+    from data_pipeline.pipeline import FilterSettings, Tools, run_filter
     from data_pipeline.split import Mode
+    from data_pipeline.stages.branches import cached, read_table
 
     if split not in get_args(Mode):
         raise UserError(f"--split {split}: choose one of {', '.join(get_args(Mode))}")
     if k < 1 or test_cap < 1 or (val_size is not None and val_size < 1):
         raise UserError("--k, --test-cap and --val-size must be at least 1")
     settings = FilterSettings(
+        preset=preset,  # type: ignore[arg-type]
+        add=tuple(stages),
+        skip=tuple(skip),
         seed=seed,
         hub_split=hub_split,
         test_cap=test_cap,
+        eval_set=tuple(eval_set),
+        validations=validations,
         k=k,
         keep_none_solved=keep_none_solved,
         split=split,  # type: ignore[arg-type]
         val_size=val_size,
         held_out_repos=tuple(held_out_repos),
     )
-    result = run_filter(
-        inputs,
-        out,
-        settings,
-        branches=_branch_table(branches) if branches else None,
-        probe_results=probe_results,
-        run_rollouts=run_rollouts,
+    tools = Tools(
+        branches=read_table(branches) if branches else None,
+        of_image=cached(of_image) if of_image is not None else None,
+        rollouts=rollouts,
         probe_identity=probe_identity,
-        overwrite=overwrite,
+        grade=grade,
+        grade_identity=grade_identity,
+        workers=workers,
+        stream=stream,
     )
-    return result.report
+    return run_filter(inputs, out, settings, tools, probe_results=probe_results, overwrite=overwrite).report
 
 
-def _branch_table(file: Path) -> dict[str, list[str]]:
-    import json
+def validate(
+    *,
+    inputs: Sequence[str],
+    out: Path,
+    grade: Any,
+    grade_identity: str = "",
+    repeats: int = 3,
+    workers: int = 2,
+    hub_split: str | None = None,
+) -> dict[str, Any]:
+    """Run the tests of every row: OUT/tasks.jsonl holds the rows that keep their word, OUT/dropped.jsonl the others."""
+    from data_pipeline.sources import open_sources
+    from data_pipeline.validation_run import run_validation
 
-    try:
-        table = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read branches {file}: {error}") from error
-    if not isinstance(table, dict) or not all(isinstance(names, list) for names in table.values()):
-        raise DataError(f"{file}: must be a JSON object of repository or image -> list of branch names")
-    return table
+    return run_validation(
+        open_sources(inputs, hub_split), out, grade, repeats=repeats, workers=workers, settings=grade_identity
+    )

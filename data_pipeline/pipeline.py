@@ -1,57 +1,44 @@
 """`swel data filter`: rows in, train.jsonl, val.jsonl, dropped.jsonl, report.md and report.json out.
 
-Stages in order: empty_issue, missing_branch, test_cap, then the difficulty probe if results or a runner are given,
-then the split. Same inputs, settings and seed give the same bytes. All files are prepared first and replaced one by
-one with report.json last, so a directory whose report.json is there is whole; nothing is written if anything fails.
+One pass over the input reduces every row to its facts (scan.py); the chosen stages (stages/) then take rows out in
+order, whole rows are read again only where a stage needs them, and what is left is split and copied to the result.
+Same inputs, settings and seed give the same bytes. What is expensive (validation, difficulty) is kept in OUT beside the
+result as it comes, so an interrupted command goes on where it was.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from data_pipeline import outputs, stages
 from data_pipeline import probe as probing
-from data_pipeline.filters import TEST_CAP, BranchIndex, empty_issue, missing_branch, too_many_tests
+from data_pipeline.files import Raw, Source
 from data_pipeline.ledger import Ledger
-from data_pipeline.report import markdown
-from data_pipeline.sources import read_rows
-from data_pipeline.split import Mode, is_held_out, split_rows
-from swe_lightning import __version__
+from data_pipeline.report import build_report
+from data_pipeline.scan import Facts, Rules, scan
+from data_pipeline.settings import FilterSettings, Tools
+from data_pipeline.sources import iterate_rows, open_sources
+from data_pipeline.split import split_rows
+from data_pipeline.stage_work import Rejected, StageWork
+from data_pipeline.stages.leaks import EvaluationSet
+from data_pipeline.store import RowStore
 from swe_lightning.errors import DataError
-from swe_lightning.rundir import write_atomic
+from swe_lightning.paths import want_directory
 
-Row = Mapping[str, Any]
-PROBE_OUTCOMES, PROBE_RUN, PROBE_IDENTITY = "probe.jsonl", "probe", "probe_identity.txt"
-"""Beside the outputs: outcomes of the difficulty probe, its run directory, and what was probed."""
-OUTPUTS = ("train.jsonl", "val.jsonl", "dropped.jsonl", "report.md", "report.json")
-
-
-@dataclass(frozen=True)
-class FilterSettings:
-    """Everything that decides the result; written into the report."""
-
-    seed: int = 0
-    hub_split: str = "train"
-    test_cap: int = TEST_CAP
-    k: int = 4
-    keep_none_solved: int = probing.NONE_SOLVED_KEPT
-    split: Mode = "auto"
-    val_size: int | None = None
-    held_out_repos: tuple[str, ...] = ()
+__all__ = ["FilterResult", "FilterSettings", "Tools", "filter_rows", "run_filter"]
 
 
 @dataclass
 class FilterResult:
-    train: list[Row]
-    val: list[Row]
+    """Facts of the rows on each side, the ledger, and the report."""
+
+    train: Sequence[Mapping[str, Any]]
+    val: Sequence[Mapping[str, Any]]
     ledger: Ledger
     report: dict[str, Any] = field(default_factory=dict)
 
@@ -60,67 +47,67 @@ def run_filter(
     inputs: Sequence[str],
     out: Path,
     settings: FilterSettings | None = None,
+    tools: Tools | None = None,
     *,
-    branches: Mapping[str, Collection[str]] | None = None,
     probe_results: Path | None = None,
-    run_rollouts: probing.RunRollouts | None = None,
-    probe_identity: str | None = None,
     overwrite: bool = False,
 ) -> FilterResult:
-    """Filter, split and write. DataError if `out` holds another result and `overwrite` is not given.
-
-    `probe_identity` names what `run_rollouts` probes. Outcomes of another probe are never counted for this one.
-    """
-    settings = settings or FilterSettings()
-    source = describe_inputs(inputs, settings, probe_results, probe_identity)
-    _refuse_other_result(out, source, overwrite)
-    other_probe = run_rollouts is not None and _holds_other_probe(out, probe_identity)
-    if other_probe and not overwrite:
-        raise DataError(f"{out} holds a probe of another model or recipe; choose another --out or give --overwrite")
-    rows = read_rows(inputs, split=settings.hub_split)
-    out.mkdir(parents=True, exist_ok=True)
-    if other_probe:
-        _drop_probe(out)
-    if run_rollouts is not None and probe_identity is not None:
-        write_atomic(out / PROBE_IDENTITY, probe_identity)
-    outcomes: Callable[[Sequence[Row]], probing.Results] | None = None
+    """Filter, split and write. DataError if `out` holds another result and `overwrite` is not given."""
+    settings, tools = settings or FilterSettings(), tools or Tools()
+    stages.choose(settings.preset, settings.add, settings.skip)
+    want_directory(out, "--out")
     if probe_results is not None:
-        imported = probing.load_results(probe_results)
-        outcomes = lambda _: imported  # noqa: E731
-    elif run_rollouts is not None:
-        runner = run_rollouts
-        outcomes = lambda left: probing.probe(left, runner, k=settings.k, results_file=out / PROBE_OUTCOMES)  # noqa: E731
-    result = filter_rows(rows, settings, branches=branches, outcomes=outcomes)
-    result.report["source"] = source
-    write_result(out, result)
+        tools = replace(tools, outcomes=probing.load_results(probe_results))
+    sources = open_sources(inputs, settings.hub_split, stream=tools.stream)
+    evaluation = _evaluation_set(settings.eval_set)
+    names = [*inputs, *settings.eval_set, *([str(probe_results)] if probe_results else [])]
+    with ThreadPoolExecutor(1) as aside, RowStore(sources) as store:
+
+        def described() -> Future[dict[str, Any]]:
+            return aside.submit(outputs.describe_inputs, names, settings=asdict(settings), probe=tools.probe_identity)
+
+        digest = None
+        if outputs.holds_result(out) and not overwrite:
+            digest = described()
+            outputs.refuse_other_result(out, digest.result())
+        fresh_probe = tools.rollouts is not None and probing.holds_other(out, tools.probe_identity)
+        if fresh_probe and not overwrite:
+            raise DataError(f"{out} holds a probe of another model or recipe; choose another --out or give --overwrite")
+        rows = scan(sources, _rules(settings), store)
+        digest = digest or described()  # every byte of the inputs, beside the stages: it takes as long as they do
+        with outputs.owned(out):
+            if tools.rollouts is not None:
+                probing.claim(out, tools.probe_identity, fresh=fresh_probe)
+            result = filter_facts(rows, store, settings, tools, evaluation, out)
+            _write(out, result, store, sources, digest.result())
     return result
 
 
 def filter_rows(
-    rows: Sequence[Row],
-    settings: FilterSettings,
-    *,
-    branches: Mapping[str, Collection[str]] | None = None,
-    outcomes: Callable[[Sequence[Row]], probing.Results] | None = None,
+    rows: Sequence[Mapping[str, Any]], settings: FilterSettings, tools: Tools | None = None, out: Path | None = None
 ) -> FilterResult:
-    """The stages on rows in memory; nothing is written. The held-out side is never probed: it is not trained on."""
-    ledger = Ledger(len(rows))
-    index = BranchIndex(branches)
-    left = ledger.apply("empty_issue", rows, empty_issue(rows))
-    left = ledger.apply("missing_branch", left, missing_branch(left, index))
-    left = ledger.apply("test_cap", left, too_many_tests(left, settings.test_cap))
-    classes: dict[str, str] = {}
-    solve_rates: dict[str, dict[str, list[int]]] = {}
-    if outcomes is not None:
-        named = set(settings.held_out_repos)
-        positions = [i for i, row in enumerate(left) if not is_held_out(row, named)]
-        candidates = [left[i] for i in positions]
-        results = outcomes(candidates)
-        rejected, classes = probing.reject_by_difficulty(
-            candidates, results, k=settings.k, keep_none=settings.keep_none_solved, seed=settings.seed
-        )
-        solve_rates = {column: probing.solve_table(candidates, results, column) for column in ("repo", "strategy")}
-        left = ledger.apply("difficulty", left, {positions[i]: why for i, why in rejected.items()})
+    """The stages on rows in memory; nothing is written (but what validation and probe keep in `out`)."""
+    source = Source("memory", lambda: (Raw(n, dict(row)) for n, row in enumerate(rows, 1)))
+    with RowStore([source]) as store:
+        facts = scan([source], _rules(settings), store)
+        return filter_facts(facts, store, settings, tools or Tools(), _evaluation_set(settings.eval_set), out)
+
+
+def filter_facts(
+    rows: list[Facts],
+    store: RowStore,
+    settings: FilterSettings,
+    tools: Tools,
+    evaluation: EvaluationSet | None,
+    out: Path | None,
+) -> FilterResult:
+    """Every chosen stage in order, then the split. The held-out side is never probed: it is not trained on."""
+    ledger, left = Ledger(len(rows)), rows
+    work = StageWork(store, settings, tools, evaluation, out)
+    for stage in stages.choose(settings.preset, settings.add, settings.skip):
+        rejected = _by_rule(stage.name, left) if stage.row else work.run(stage.name, left)
+        if rejected is not None:
+            left = ledger.apply(stage.name, left, rejected)
     if not left:
         reasons = ", ".join(f"{count} {reason}" for reason, count in ledger.reasons().items())
         raise DataError(f"no row is left of {len(rows)}: {reasons}")
@@ -130,7 +117,7 @@ def filter_rows(
         val_size=settings.val_size,
         seed=settings.seed,
         held_out_repos=settings.held_out_repos,
-        difficulty=classes,
+        difficulty=work.classes,
     )
     chosen = {row["instance_id"] for row in (*train, *val)}
     surplus = {
@@ -138,113 +125,34 @@ def filter_rows(
     }
     ledger.apply("split", left, surplus)
     ledger.close([*train, *val])
-    report = _report(ledger, train, val, settings, mode, index.unchecked, classes, solve_rates)
+    report = build_report(ledger, train, val, asdict(settings), mode, work.index.unchecked, work.classes, work.rates)
     return FilterResult(train, val, ledger, report)
 
 
-def _report(
-    ledger: Ledger,
-    train: Sequence[Row],
-    val: Sequence[Row],
-    settings: FilterSettings,
-    mode: str,
-    unchecked: int,
-    classes: Mapping[str, str],
-    solve_rates: Mapping[str, Any],
-) -> dict[str, Any]:
-    repositories = sorted({row["repo"] for row in (*train, *val)})
-    return {
-        "rows_in": ledger.total,
-        "funnel": [{"stage": name, "in": before, "out": after} for name, before, after in ledger.funnel],
-        "dropped": ledger.reasons(),
-        "train": len(train),
-        "val": len(val),
-        "split": mode,
-        "branches_unchecked": unchecked,
-        "repositories": {
-            repo: {"train": sum(r["repo"] == repo for r in train), "val": sum(r["repo"] == repo for r in val)}
-            for repo in repositories
-        },
-        "difficulty": {name: sum(c == name for c in classes.values()) for name in probing.CLASSES} if classes else {},
-        "solve_rates": dict(solve_rates),
-        "settings": asdict(settings),
-        "swe_lightning": __version__,
-    }
+def _by_rule(name: str, left: Sequence[Facts]) -> Rejected:
+    """What the rules found while the rows were read; the first rule that takes a row out is the one that counts."""
+    return {i: row["rejected"][1:] for i, row in enumerate(left) if row.get("rejected", ("",))[0] == name}
 
 
-def describe_inputs(
-    inputs: Sequence[str], settings: FilterSettings, probe_results: Path | None, probe_identity: str | None = None
-) -> dict[str, Any]:
-    """What the result was made from: names, and digests of files."""
-    files = [Path(name) for name in inputs] + ([probe_results] if probe_results else [])
-    digests = {str(f): _file_digest(f) for f in files if f.is_file()}
-    described: dict[str, Any] = {"inputs": list(inputs), "sha256": digests, "settings": asdict(settings)}
-    if probe_identity is not None:
-        described["probe"] = probe_identity
-    text = json.dumps(described, sort_keys=True, default=list)
-    return {**described, "digest": hashlib.sha256(text.encode()).hexdigest()[:16]}
+def _rules(settings: FilterSettings) -> Rules:
+    chosen = stages.choose(settings.preset, settings.add, settings.skip)
+    names = tuple(stage.name for stage in chosen if stage.row)
+    return Rules(names, settings.test_cap, digests=bool(settings.eval_set))
 
 
-def _file_digest(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as f:
-        while block := f.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+def _evaluation_set(names: Sequence[str]) -> EvaluationSet | None:
+    return EvaluationSet.of(iterate_rows(open_sources(names))) if names else None
 
 
-def _refuse_other_result(out: Path, source: Mapping[str, Any], overwrite: bool) -> None:
-    if out.is_file():
-        raise DataError(f"{out} is a file; --out wants a directory")
-    report = out / "report.json"
-    if overwrite or not report.exists():
-        return
-    try:
-        before = json.loads(report.read_text())["source"]["digest"]
-    except (ValueError, KeyError, OSError):
-        before = None
-    if before != source["digest"]:
-        raise DataError(f"{out} holds a result of other inputs or settings; choose another --out or give --overwrite")
+def _write(out: Path, result: FilterResult, store: RowStore, sources: Sequence[Source], source: dict[str, Any]) -> None:
+    described = [source.described for source in sources if source.described]
+    result.report["source"] = {**source, **({"hub": described} if described else {})}
 
+    def move(row: dict[str, Any]) -> dict[str, Any]:
+        return {**row, "repo_path": os.path.relpath(row["repo_path"], out.absolute())}
 
-def _holds_other_probe(out: Path, identity: str | None) -> bool:
-    """True if outcomes or rollouts of a probe are there that is not known to be this one."""
-    if not any((out / name).exists() for name in (PROBE_OUTCOMES, PROBE_RUN)):
-        return False
-    try:
-        before: str | None = (out / PROBE_IDENTITY).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        before = None
-    return before != identity
+    def lines(rows: Sequence[Mapping[str, Any]]) -> Any:
+        return (store.line(row, move if row.get("repo_path") else None) for row in rows)
 
-
-def _drop_probe(out: Path) -> None:
-    """The identity stays until a new one replaces it: broken off in between, the rest still counts as another probe."""
-    (out / PROBE_OUTCOMES).unlink(missing_ok=True)
-    if (out / PROBE_RUN).exists():
-        shutil.rmtree(out / PROBE_RUN)
-
-
-def write_result(out: Path, result: FilterResult) -> None:
-    """Replace the five files; the report that declares them whole comes last."""
-    contents = {
-        "train.jsonl": _lines(_relocated(result.train, out)),
-        "val.jsonl": _lines(_relocated(result.val, out)),
-        "dropped.jsonl": _lines([drop.as_json() for drop in result.ledger.drops]),
-        "report.md": markdown(result.report).encode(),
-        "report.json": orjson.dumps(result.report, option=orjson.OPT_INDENT_2),
-    }
-    for name in OUTPUTS:
-        write_atomic(out / name, contents[name])
-
-
-def _lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    return b"".join(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n" for row in rows)
-
-
-def _relocated(rows: Sequence[Row], out: Path) -> list[Row]:
-    """`repo_path` relative to the new file, so that the data directory can be moved as a whole."""
-    base = out.absolute()
-    return [
-        {**row, "repo_path": os.path.relpath(row["repo_path"], base)} if row.get("repo_path") else row for row in rows
-    ]
+    dropped = (outputs.encode(drop.as_json()) for drop in result.ledger.drops)
+    outputs.write_result(out, lines(result.train), lines(result.val), dropped, result.report)

@@ -1,35 +1,57 @@
 """Difficulty probe: k rollouts of the initial model per task, and what their outcomes say.
 
 all_solved     leaves: nothing to learn
-mixed          stays; known as soon as one rollout solved the task and one did not
+mixed          stays; known as soon as one rollout solved the task and one did not, so no more are run
 none_solved    a seeded sample stays
 undecided      too few verdicts, because machines failed: leaves, never counted as a failure of the model
 
-The rollouts themselves are run by a function given from outside (gateway, harness, sandbox, grader in real life).
-Every verdict is appended to a JSONL file when it arrives, so an interrupted probe repeats no rollout.
+Rollouts are run by somebody given from outside (gateway, harness, sandbox, grader in real life), breadth first: every
+task gets its first rollout before any gets its second, so few are spent on tasks that are decided already. A rollout is
+known by its task and number; every outcome is appended to a JSONL file when it arrives, and an interrupted probe asks
+for exactly the numbers that are missing.
 """
 
 from __future__ import annotations
 
-import json
 import random
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import shutil
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import orjson
+
+from data_pipeline.journal import Journal
+from data_pipeline.progress import progress
 from swe_lightning.errors import DataError
+from swe_lightning.rundir import write_atomic
 
 Row = Mapping[str, Any]
-Results = dict[str, list[bool | None]]
-"""instance_id -> outcome of each rollout; None = no verdict (infrastructure failure)."""
-RunRollouts = Callable[[Sequence[tuple[Row, int]]], Iterable[tuple[str, bool | None]]]
-"""Given (task, number of rollouts) pairs, yields (instance_id, solved or None) as rollouts end."""
+Outcome = bool | None
+Results = dict[str, list[Outcome]]
+"""instance_id -> outcome of each rollout, by number; None = no verdict (infrastructure failure)."""
 CLASSES = ("all_solved", "mixed", "none_solved", "undecided")
 NONE_SOLVED_KEPT = 1000
+OUTCOMES_FILE, RUN_NAME, IDENTITY_FILE = "probe.jsonl", "probe", "probe_identity.txt"
+"""Beside the outputs: outcomes of the probe, its run directory, and what was probed."""
 
 
-def classify(outcomes: Sequence[bool | None], k: int) -> str:
+class Rollouts(Protocol):
+    """Who runs rollouts. A rollout asked for again (same task, same number) is not run again."""
+
+    window: int
+    """How many may be open at once without waiting for each other."""
+
+    def start(self, wanted: Sequence[tuple[Row, int]]) -> None:
+        """Queue these (task, number of the rollout)."""
+
+    def finished(self) -> Sequence[tuple[str, int, Outcome]]:
+        """Block until at least one has ended: (instance_id, number, solved or None)."""
+
+
+def classify(outcomes: Sequence[Outcome], k: int) -> str:
     """Class of one task; None counts for nothing."""
     verdicts = [outcome for outcome in outcomes if outcome is not None]
     if True in verdicts and False in verdicts:
@@ -39,109 +61,157 @@ def classify(outcomes: Sequence[bool | None], k: int) -> str:
     return "all_solved" if True in verdicts else "none_solved"
 
 
+@dataclass
+class _Task:
+    """What is known of one task, and what it still needs."""
+
+    row: Row
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    open: set[int] = field(default_factory=set)
+    lost: int = 0
+    """Rollouts without a verdict in this session; a machine that was mended since deserves new tries."""
+
+    def need(self, k: int, retries: int) -> int:
+        """Rollouts to start now, beyond those that are open."""
+        return max(0, self.wants(k, retries) - len(self.open))
+
+    def wants(self, k: int, retries: int) -> int:
+        """Verdicts it still lacks and may still try for."""
+        if classify(list(self.outcomes.values()), k) != "undecided":
+            return 0
+        verdicts = sum(outcome is not None for outcome in self.outcomes.values())
+        return max(0, min(k - verdicts, k * (1 + retries) - self.lost))
+
+    def open_next(self) -> int:
+        """The lowest number that has no outcome yet."""
+        number = 0
+        while number in self.outcomes or number in self.open:
+            number += 1
+        self.open.add(number)
+        return number
+
+
 def probe(
     tasks: Sequence[Row],
-    run_rollouts: RunRollouts,
+    rollouts: Rollouts,
     *,
     k: int = 4,
-    first_wave: int = 2,
     retries: int = 2,
-    results_file: Path | None = None,
-    on_result: Callable[[str, bool | None], None] | None = None,
+    file: Path,
+    load: Callable[[Row], Row] = lambda row: row,
 ) -> Results:
-    """Run rollouts in waves until each task is decided or has used its retries.
+    """Run rollouts until each task is decided, or has lost so many (`retries` times k beyond k) that it is given up.
 
-    The first wave gives every task `first_wave` rollouts; tasks already mixed need no more. Rollouts without a verdict
-    are repeated, at most `retries` times k per task.
+    `load` gives the whole row of a task, when one of its rollouts starts.
     """
-    names = {task["instance_id"] for task in tasks}
-    results: Results = defaultdict(list)
-    if results_file and results_file.exists():
-        _drop_torn_line(results_file)
-    for name, outcomes in (load_results(results_file) if results_file and results_file.exists() else {}).items():
-        if name in names:
-            results[name] += outcomes
-    wave = min(first_wave, k)
-    while True:
-        wanted = [(task, need) for task in tasks if (need := _missing(results[task["instance_id"]], k, wave, retries))]
-        if not wanted and wave >= k:
-            return {task["instance_id"]: results[task["instance_id"]] for task in tasks}
-        if not wanted:
-            wave = k
-            continue
-        expected = Counter({task["instance_id"]: need for task, need in wanted})
-        for name, solved in run_rollouts(wanted):
-            if name not in expected:
-                raise DataError(f"the probe got a result for {name}, which was not asked for")
-            results[name].append(solved)
-            expected[name] -= 1
-            _append(results_file, name, solved)
-            if on_result:
-                on_result(name, solved)
-        for name, short in expected.items():
-            # A rollout that never reported is an infrastructure failure like any other.
-            results[name] += [None] * max(short, 0)
+    running = _Probe(tasks, rollouts, k, retries, load)
+    running.resume(recorded(file))
+    with Journal(file) as journal, progress("probe", len(running.undecided)) as meter:
+        while running.start():
+            for name, number, outcome in rollouts.finished():
+                decided = running.note(name, number, outcome)
+                journal.append({"instance_id": name, "rollout": number, "solved": outcome})
+                if decided:
+                    meter.advance(f"{name}: {decided}")
+    return running.results()
 
 
-def _missing(outcomes: Sequence[bool | None], k: int, wave: int, retries: int) -> int:
-    verdicts = [outcome for outcome in outcomes if outcome is not None]
-    if classify(outcomes, k) != "undecided":
-        return 0
-    lost = len(outcomes) - len(verdicts)
-    return max(0, min(wave - len(verdicts), k * (1 + retries) - lost))
+class _Probe:
+    """Whose turn is next, and who is still undecided."""
+
+    def __init__(
+        self, tasks: Sequence[Row], rollouts: Rollouts, k: int, retries: int, load: Callable[[Row], Row]
+    ) -> None:
+        self._tasks = {task["instance_id"]: _Task(task) for task in tasks}
+        self._rollouts, self._k, self._retries, self._load = rollouts, k, retries, load
+        self._queue: deque[str] = deque(self._tasks)
+        self._open = self._awaited = 0
+        """Open rollouts, and those among them of undecided tasks."""
+        self.undecided = set(self._tasks)
+
+    def resume(self, earlier: Mapping[str, dict[int, Outcome]]) -> None:
+        for name in self._tasks.keys() & earlier.keys():
+            self._tasks[name].outcomes = earlier[name]
+            if not self._tasks[name].wants(self._k, self._retries):
+                self.undecided.discard(name)
+
+    def start(self) -> bool:
+        """Start rollouts up to the window, each task's turn giving it one; False when there is nothing to wait for.
+
+        Nobody waits for what is still open of a task that was decided meanwhile.
+        """
+        wanted: list[tuple[Row, int]] = []
+        while self._queue and self._open < self._rollouts.window:
+            name = self._queue.popleft()
+            task = self._tasks[name]
+            if task.need(self._k, self._retries):
+                wanted.append((self._load(task.row), task.open_next()))
+                self._open += 1
+                self._awaited += 1
+                self._queue.append(name)
+        if wanted:
+            self._rollouts.start(wanted)
+        return self._awaited > 0
+
+    def note(self, name: str, number: int, outcome: Outcome) -> str | None:
+        """Take one outcome; the task's class if that decided it."""
+        task = self._tasks.get(name)
+        if task is None or number not in task.open:
+            raise DataError(f"the probe got a result for {name} (rollout {number}), which was not asked for")
+        task.open.discard(number)
+        task.outcomes[number] = outcome
+        task.lost += outcome is None
+        self._open -= 1
+        if name not in self.undecided:
+            return None
+        self._awaited -= 1
+        if task.wants(self._k, self._retries):
+            self._queue.append(name)
+            return None
+        self._awaited -= len(task.open)
+        self.undecided.discard(name)
+        return classify(list(task.outcomes.values()), self._k)
+
+    def results(self) -> Results:
+        return {name: [task.outcomes[n] for n in sorted(task.outcomes)] for name, task in self._tasks.items()}
 
 
-def _append(file: Path | None, name: str, solved: bool | None) -> None:
-    if file is not None:
-        with file.open("a", encoding="utf-8") as f:
-            f.write(json.dumps({"instance_id": name, "solved": solved}) + "\n")
-
-
-def _drop_torn_line(file: Path) -> None:
-    """A crash while writing leaves a line without its end; what comes next must not be glued to it."""
-    data = file.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        with file.open("r+b") as f:
-            f.truncate(whole)
+def recorded(file: Path) -> dict[str, dict[int, Outcome]]:
+    """Outcomes of a JSONL file by task and number of the rollout; lines without a number count upwards."""
+    found: dict[str, dict[int, Outcome]] = defaultdict(dict)
+    for line, record in Journal.read(file):
+        place = f"{file}:{line}"
+        if not isinstance(record, dict) or not {"instance_id", "solved"} <= record.keys():
+            raise DataError(f"{place}: wants an object with instance_id and solved")
+        numbered = found[str(record["instance_id"])]
+        number = record.get("rollout", len(numbered))
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise DataError(f"{place}: rollout must be a number, not {number!r}")
+        numbered[number] = _outcome(record["solved"], place)
+    return dict(found)
 
 
 def load_results(file: Path) -> Results:
     """Outcomes from a JSONL file (one rollout per line) or a JSON object {instance_id: [true, false, null]}."""
+    if not file.is_file():
+        raise DataError(f"cannot read probe results {file}: no such file")
+    if file.suffix != ".json":
+        return {name: [numbered[n] for n in sorted(numbered)] for name, numbered in recorded(file).items()}
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read probe results {file}: {error}") from error
-    results: Results = defaultdict(list)
-    if file.suffix == ".json":
-        try:
-            for name, outcomes in json.loads(text).items():
-                results[name] += [_outcome(o, f"{file}: {name}") for o in outcomes]
-        except (json.JSONDecodeError, AttributeError, TypeError) as error:
-            raise DataError(f"{file}: must be a JSON object of instance_id -> list of true, false or null") from error
-        return dict(results)
-    lines = text.split("\n")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            results[record["instance_id"]].append(_outcome(record["solved"], f"{file}:{number}"))
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            if number == len(lines):
-                break  # a line torn by a crash: that rollout is simply repeated
-            raise DataError(f"{file}:{number}: wants an object with instance_id and solved") from error
-    return dict(results)
+        table = orjson.loads(file.read_bytes())
+        return {name: [_outcome(o, f"{file}: {name}") for o in outcomes] for name, outcomes in table.items()}
+    except (orjson.JSONDecodeError, AttributeError, TypeError) as error:
+        raise DataError(f"{file}: must be a JSON object of instance_id -> list of true, false or null") from error
 
 
-def _outcome(value: Any, place: str) -> bool | None:
+def _outcome(value: Any, place: str) -> Outcome:
     if value is None or isinstance(value, bool):
         return value
     raise DataError(f"{place}: a probe outcome is true, false or null, not {value!r}")
 
 
 def reject_by_difficulty(
-    rows: Sequence[Row], results: Mapping[str, Sequence[bool | None]], *, k: int = 4, keep_none: int, seed: int
+    rows: Sequence[Row], results: Mapping[str, Sequence[Outcome]], *, k: int = 4, keep_none: int, seed: int
 ) -> tuple[dict[int, tuple[str, str]], dict[str, str]]:
     """What leaves ({index: (reason, evidence)}) and the class of every row."""
     classes = {row["instance_id"]: classify(results.get(row["instance_id"], ()), k) for row in rows}
@@ -157,12 +227,41 @@ def reject_by_difficulty(
     return rejected, classes
 
 
-def solve_table(rows: Sequence[Row], results: Mapping[str, Sequence[bool | None]], column: str) -> dict[str, list[int]]:
-    """Value of `column` -> [solved, graded] over all probe rollouts."""
+def solve_table(
+    rows: Sequence[Row], results: Mapping[str, Sequence[Outcome]], group: Callable[[Row], str]
+) -> dict[str, list[int]]:
+    """Group -> [tasks whose first verdict is solved, tasks with a verdict].
+
+    First verdicts only: a mixed task stops early, so counting all rollouts would draw every rate towards one half.
+    """
     table: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for row in rows:
-        for outcome in results.get(row["instance_id"], ()):
-            if outcome is not None:
-                table[str(row.get(column, ""))][0] += outcome
-                table[str(row.get(column, ""))][1] += 1
+        first = next((o for o in results.get(row["instance_id"], ()) if o is not None), None)
+        if first is not None:
+            table[group(row)][0] += first
+            table[group(row)][1] += 1
     return dict(sorted(table.items()))
+
+
+def holds_other(out: Path, identity: str | None) -> bool:
+    """True if outcomes or rollouts of a probe are there that is not known to be this one."""
+    if not any((out / name).exists() for name in (OUTCOMES_FILE, RUN_NAME)):
+        return False
+    try:
+        before: str | None = (out / IDENTITY_FILE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        before = None
+    return before != identity
+
+
+def claim(out: Path, identity: str | None, *, fresh: bool) -> None:
+    """Note whose probe `out` holds; `fresh` drops another one's.
+
+    The identity stays until a new one replaces it: broken off in between, the rest still counts as another probe.
+    """
+    if fresh:
+        (out / OUTCOMES_FILE).unlink(missing_ok=True)
+        if (out / RUN_NAME).exists():
+            shutil.rmtree(out / RUN_NAME)
+    if identity is not None:
+        write_atomic(out / IDENTITY_FILE, identity)

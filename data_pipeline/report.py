@@ -3,8 +3,55 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from data_pipeline.ledger import Ledger
+from data_pipeline.probe import CLASSES
+from data_pipeline.stages import BY_NAME
+from swe_lightning import __version__
+
+Row = Mapping[str, Any]
+
+
+def bug_kind(row: Row) -> str:
+    """Bug type: the column of `swel data synth`, else the part of a SWE-smith id before `__`."""
+    if row.get("strategy"):
+        return str(row["strategy"])
+    tail = str(row["instance_id"]).rsplit(".", 1)[-1]
+    return tail.rsplit("__", 1)[0] if "__" in tail else tail.split("_", 1)[0]
+
+
+def build_report(
+    ledger: Ledger,
+    train: Sequence[Row],
+    val: Sequence[Row],
+    settings: Mapping[str, Any],
+    split: str,
+    unchecked: int,
+    classes: Mapping[str, str],
+    solve_rates: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The numbers of one filtered set, as plain data."""
+    sides = {"train": Counter(r["repo"] for r in train), "val": Counter(r["repo"] for r in val)}
+    return {
+        "rows_in": ledger.total,
+        "funnel": [{"stage": name, "in": before, "out": after} for name, before, after in ledger.funnel],
+        "dropped": ledger.reasons(),
+        "train": len(train),
+        "val": len(val),
+        "split": split,
+        "branches_unchecked": unchecked,
+        "repositories": {
+            repo: {"train": sides["train"][repo], "val": sides["val"][repo]}
+            for repo in sorted({*sides["train"], *sides["val"]})
+        },
+        "difficulty": {name: sum(c == name for c in classes.values()) for name in CLASSES} if classes else {},
+        "solve_rates": dict(solve_rates),
+        "settings": dict(settings),
+        "swe_lightning": __version__,
+    }
 
 
 def markdown(report: Mapping[str, Any]) -> str:
@@ -13,7 +60,7 @@ def markdown(report: Mapping[str, Any]) -> str:
         f"{report['rows_in']} rows in, {report['train']} for training, {report['val']} for validation "
         f"(split: {report['split']}).",
         "## Funnel",
-        _table(("stage", "rows in", "rows out", "left"), [_stage(stage) for stage in report["funnel"]]),
+        _table(("stage", "rows in", "rows out", "left", "what leaves"), [_stage(s) for s in report["funnel"]]),
         "## Why rows left",
         _table(("reason", "rows"), list(report["dropped"].items())) if report["dropped"] else "No row left.",
         "Each of them is in `dropped.jsonl` with its evidence.",
@@ -27,7 +74,7 @@ def markdown(report: Mapping[str, Any]) -> str:
         parts += ["## Difficulty", _table(("class", "tasks"), list(report["difficulty"].items()))]
         for column, table in report["solve_rates"].items():
             rows = [(name or "-", solved, graded, f"{solved / graded:.2f}") for name, (solved, graded) in table.items()]
-            parts.append(_table((column, "solved", "rollouts", "rate"), rows))
+            parts.append(_table((column, "solved", "tasks", "rate of first verdicts"), rows))
     repositories = [(repo, sides["train"], sides["val"]) for repo, sides in report["repositories"].items()]
     parts += ["## Repositories", _table(("repository", "train", "validation"), repositories)]
     source = {"swe_lightning": report["swe_lightning"], **report.get("source", {"settings": report["settings"]})}
@@ -36,7 +83,8 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 
 def _stage(stage: Mapping[str, Any]) -> tuple[Any, ...]:
-    return stage["stage"], stage["in"], stage["out"], stage["in"] - stage["out"]
+    says = BY_NAME[stage["stage"]].says if stage["stage"] in BY_NAME else "held out, but beyond the size asked for"
+    return stage["stage"], stage["in"], stage["out"], stage["in"] - stage["out"], says
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -13,6 +13,11 @@ app = typer.Typer(help="Make, clean and inspect task files.", no_args_is_help=Tr
 Input = Annotated[
     list[str], typer.Option("--input", help="Task file (JSONL, JSON, parquet; gz, zst) or hub data set. Repeatable.")
 ]
+HubSplit = Annotated[
+    str | None, typer.Option(help="Split to read of a hub data set; default: where it publishes its tasks.")
+]
+Timeout = Annotated[float, typer.Option(min=1, help="Wall time of one run of a row's tests.")]
+Workers = Annotated[int, typer.Option(min=1, help="Test runs at once.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -70,9 +75,23 @@ def synth(
 def filter_tasks(
     inputs: Input,
     out: Annotated[Path, typer.Option(help="Directory for train.jsonl, val.jsonl, dropped.jsonl, report.md.")],
-    hub_split: Annotated[str, typer.Option(help="Split to read of a hub data set.")] = "train",
+    preset: Annotated[str, typer.Option(help="paper: the published recipe. strict: every check.")] = "paper",
+    stage: Annotated[list[str] | None, typer.Option(help="Add one stage to the preset. Repeatable.")] = None,
+    skip: Annotated[list[str] | None, typer.Option(help="Leave one stage out. Repeatable.")] = None,
+    eval_set: Annotated[
+        list[str] | None, typer.Option(help="Evaluation set to keep apart from (file, hub name). Repeatable.")
+    ] = None,
+    hub_split: HubSplit = None,
+    stream: Annotated[bool, typer.Option("--stream", help="Read hub data sets without storing them.")] = False,
     test_cap: Annotated[int, typer.Option(min=1, help="Most FAIL_TO_PASS + PASS_TO_PASS tests of a task.")] = 200,
-    branches: Annotated[Path | None, typer.Option(help="JSON {repository or image: [branches]}.")] = None,
+    branches: Annotated[
+        Path | None, typer.Option(help="JSON {repository or image: [branches]}, for rows without repo_path.")
+    ] = None,
+    validate_runs: Annotated[
+        int, typer.Option("--validate", min=0, help="Run each row's tests: once without the fix, so often with it.")
+    ] = 0,
+    timeout_s: Timeout = 300.0,
+    workers: Workers = 2,
     split: Annotated[
         str, typer.Option(help="auto (held_out if synth marked roles), stratified, repository, held_out.")
     ] = "auto",
@@ -97,21 +116,30 @@ def filter_tasks(
     """Clean task rows and split them; every row that leaves is in the ledger with its reason."""
     from data_pipeline import commands
 
-    runner = None
+    prober = None
     if probe_model:
         from swe_lightning.evaluation.probing import make_prober
 
-        runner = make_prober(probe_recipe, probe_set or [], probe_model, out)
+        prober = make_prober(probe_recipe, probe_set or [], probe_model, out)
     report = commands.filter(
         inputs=inputs,
         out=out,
+        preset=preset,
+        stages=stage or [],
+        skip=skip or [],
         seed=seed,
         hub_split=hub_split,
+        stream=stream,
         test_cap=test_cap,
+        eval_set=eval_set or [],
         branches=branches,
+        validations=validate_runs,
+        grade=_grade(timeout_s) if validate_runs else None,
+        grade_identity=_identity(timeout_s),
+        workers=workers,
         probe_results=probe_results,
-        run_rollouts=runner,
-        probe_identity=runner.identity if runner else None,
+        rollouts=prober,
+        probe_identity=prober.identity if prober else None,
         k=k,
         keep_none_solved=keep_none_solved,
         split=split,
@@ -123,6 +151,47 @@ def filter_tasks(
         _print(report, as_json)
         return
     typer.echo((out / "report.md").read_text())
+
+
+@app.command()
+def validate(
+    inputs: Input,
+    out: Annotated[Path, typer.Option(help="Directory for tasks.jsonl, dropped.jsonl and every grading.")],
+    repeats: Annotated[int, typer.Option(min=1, help="Gradings of each row's fix; all must pass.")] = 3,
+    timeout_s: Timeout = 300.0,
+    workers: Workers = 2,
+    hub_split: HubSplit = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run every row's tests: the null patch must fail all FAIL_TO_PASS, the fix must pass everything each time."""
+    from data_pipeline import commands
+
+    report = commands.validate(
+        inputs=inputs,
+        out=out,
+        grade=_grade(timeout_s),
+        grade_identity=_identity(timeout_s),
+        repeats=repeats,
+        workers=workers,
+        hub_split=hub_split,
+    )
+    _print(report, as_json)
+
+
+def _grade(timeout_s: float) -> Any:
+    """Real gradings in fresh sandboxes; verdicts are not remembered, or a flaky test would never show."""
+    from data_pipeline.validate import grade_with
+    from swe_lightning.grading.grade import Grader
+    from swe_lightning.recipe import Grading, SandboxSection
+    from swe_lightning.sandbox import make_backend
+
+    return grade_with(Grader(make_backend(SandboxSection()), Grading(timeout_s=timeout_s)))
+
+
+def _identity(timeout_s: float) -> str:
+    from swe_lightning.grading.grade import GRADER_VERSION
+
+    return f"grader {GRADER_VERSION}, {timeout_s:g} s"
 
 
 @app.command()

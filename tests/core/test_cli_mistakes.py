@@ -73,7 +73,7 @@ SENTENCES = [
     (("serve", "script", "noop", "--tokenizer", "gpt2", "--port", "18461"), "no directory gpt2; give the local"),
     (("serve", "controller", "adir", "--gateway", "http://127.0.0.1:1"), "adir holds no signing key"),
     (("serve", "controller", "adir", "--gateway", "notaurl"), "--gateway notaurl is not an http(s) URL"),
-    (("data", "filter", "--input", "tasks.jsonl", "--out", "afile/x"), "afile/x"),
+    (("data", "filter", "--input", "tasks.jsonl", "--out", "afile/x"), "afile is a file; --out wants a directory"),
 ]
 
 

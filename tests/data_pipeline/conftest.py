@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +125,43 @@ def session_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SWEL_HOME", str(home))
         yield home
+
+
+class WrittenRollouts:
+    """Rollouts whose outcomes are written down beforehand: outcome n of a task is what its rollout n will say.
+
+    Each `finished` gives the one that is open longest. `stop_after`: Ctrl-C after so many.
+    """
+
+    def __init__(
+        self, outcomes: Mapping[str, Sequence[bool | None]], *, window: int = 8, stop_after: int | None = None
+    ) -> None:
+        self.outcomes, self.window, self.stop_after = outcomes, window, stop_after
+        self.asked: list[tuple[str, int]] = []
+        self.ended: list[tuple[str, int]] = []
+        self.most_open = 0
+
+    def __enter__(self) -> WrittenRollouts:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def start(self, wanted: Sequence[tuple[Mapping[str, Any], int]]) -> None:
+        self.asked += [(row["instance_id"], number) for row, number in wanted]
+        self.most_open = max(self.most_open, len(self.asked) - len(self.ended))
+
+    def finished(self) -> list[tuple[str, int, bool | None]]:
+        if self.stop_after is not None and len(self.ended) >= self.stop_after:
+            raise KeyboardInterrupt
+        name, number = self.asked[len(self.ended)]
+        self.ended.append((name, number))
+        written = self.outcomes.get(name, ())
+        return [(name, number, written[number] if number < len(written) else None)]
+
+    def count(self, name: str) -> int:
+        return sum(asked == name for asked, _ in self.asked)
+
+
+@pytest.fixture
+def written_rollouts() -> type[WrittenRollouts]:
+    return WrittenRollouts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline import commands
-from data_pipeline.filters import BranchIndex, empty_issue, missing_branch, too_many_tests
 from data_pipeline.ledger import Ledger, LedgerError
-from data_pipeline.pipeline import FilterSettings, filter_rows
-from data_pipeline.probe import classify, load_results, probe, reject_by_difficulty
+from data_pipeline.pipeline import FilterSettings, Tools, filter_rows
+from data_pipeline.probe import load_results
 from data_pipeline.repos import Branch, build_repository
 from data_pipeline.split import split_rows
+from data_pipeline.stages.branches import BranchIndex, missing_branch
+from data_pipeline.stages.rules import empty_issue, too_many_tests
 from data_pipeline.trees import Entry
 from swe_lightning.errors import DataError, UserError
 
@@ -28,13 +29,13 @@ SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "tasks"
 
 def test_empty_issues(make_row: Make) -> None:
     rows = [make_row(n, problem_statement=text) for n, text in enumerate(["", " \n", None, "x"])]
-    assert sorted(empty_issue(rows)) == [0, 1, 2]
+    assert [empty_issue(row) is not None for row in rows] == [True, True, True, False]
 
 
 @pytest.mark.parametrize(("fail", "keep", "leaves"), [(1, 199, False), (1, 200, True), (201, 0, True), (0, 0, False)])
 def test_cap_counts_both_lists(make_row: Make, fail: int, keep: int, leaves: bool) -> None:
     row = make_row(FAIL_TO_PASS=[f"f{n}" for n in range(fail)], PASS_TO_PASS=[f"p{n}" for n in range(keep)])
-    assert bool(too_many_tests([row])) is leaves
+    assert bool(too_many_tests(row)) is leaves
 
 
 def test_branches_are_asked_by_instance_name(make_row: Make, tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_every_row_is_kept_or_explained_once(drawn: list[dict[str, Any]], seed: 
     outcomes = {row["instance_id"]: d["outcomes"] for row, d in zip(rows, drawn, strict=True)}
     settings = FilterSettings(seed=seed, keep_none_solved=keep_none)
     try:
-        result = filter_rows(rows, settings, outcomes=lambda _: outcomes)
+        result = filter_rows(rows, settings, Tools(outcomes=outcomes))
     except DataError:
         return  # nothing, or not enough for two sides, was left
     names = [row["instance_id"] for row in (*result.train, *result.val)] + [d.instance_id for d in result.ledger.drops]
@@ -100,94 +101,6 @@ def test_every_row_is_kept_or_explained_once(drawn: list[dict[str, Any]], seed: 
     assert result.report["rows_in"] == result.report["train"] + result.report["val"] + sum(
         result.report["dropped"].values()
     )
-
-
-CLASSES = [
-    ([True] * 4, "all_solved"),
-    ([False] * 4, "none_solved"),
-    ([True, False], "mixed"),
-    ([True, None, None, None], "undecided"),
-    ([False, False, False, None], "undecided"),
-    ([None, False, None, False, False, False], "none_solved"),
-    ([], "undecided"),
-]
-
-
-@pytest.mark.parametrize(("outcomes", "expected"), CLASSES)
-def test_classes(outcomes: list[bool | None], expected: str) -> None:
-    assert classify(outcomes, 4) == expected
-
-
-class Rollouts:
-    """Runs rollouts whose outcomes are written down beforehand, and counts them."""
-
-    def __init__(self, outcomes: dict[str, Sequence[bool | None]], stop_after: int | None = None) -> None:
-        self.queues = {name: list(values) for name, values in outcomes.items()}
-        self.count: Counter[str] = Counter()
-        self.stop_after = stop_after
-
-    def __call__(self, wanted: Sequence[tuple[Any, int]]) -> Iterable[tuple[str, bool | None]]:
-        for task, number in wanted:
-            for _ in range(number):
-                if self.stop_after is not None and self.count.total() >= self.stop_after:
-                    raise KeyboardInterrupt
-                name = task["instance_id"]
-                self.count[name] += 1
-                yield name, self.queues[name].pop(0) if self.queues[name] else None
-
-
-def test_probe_stops_early_and_repeats_lost_rollouts(make_row: Make) -> None:
-    rows = [make_row(n) for n in range(4)]
-    names = [row["instance_id"] for row in rows]
-    run = Rollouts(
-        {
-            names[0]: [True, False],
-            names[1]: [True] * 9,
-            names[2]: [None, False, None, False, False, False, False],
-            names[3]: [],
-        }
-    )
-    results = probe(rows, run, k=4, retries=1)
-    assert [run.count[name] for name in names] == [2, 4, 6, 8]
-    assert [classify(results[name], 4) for name in names] == ["mixed", "all_solved", "none_solved", "undecided"]
-
-
-def test_probe_resumes_at_the_single_rollout(make_row: Make, tmp_path: Path) -> None:
-    rows = [make_row(n) for n in range(3)]
-    file = tmp_path / "probe.jsonl"
-    outcomes = {row["instance_id"]: [True] * 4 for row in rows}
-    first = Rollouts(outcomes, stop_after=5)
-    with pytest.raises(KeyboardInterrupt):
-        probe(rows, first, k=4, results_file=file)
-    with file.open("a") as f:
-        f.write('{"instance_id": "torn')
-    second = Rollouts(outcomes)
-    results = probe(rows, second, k=4, results_file=file)
-    assert first.count.total() + second.count.total() == 12
-    assert load_results(file) == results
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("r.jsonl", '{"instance_id": "a", "solved": 1}\n', "r.jsonl:1: a probe outcome is true, false or null"),
-        ("r.jsonl", '{"solved": true}\n{"instance_id": "a", "solved": true}\n', "r.jsonl:1: wants an object"),
-        ("r.json", "[]", "JSON object"),
-        ("r.json", '{"a": ["yes"]}', "true, false or null"),
-    ],
-)
-def test_bad_probe_results(tmp_path: Path, name: str, text: str, message: str) -> None:
-    (tmp_path / name).write_text(text)
-    with pytest.raises(DataError, match=message):
-        load_results(tmp_path / name)
-
-
-def test_a_seeded_sample_of_unsolved_tasks_stays(make_row: Make) -> None:
-    rows = [make_row(n) for n in range(20)]
-    results = {row["instance_id"]: [False] * 4 for row in rows}
-    draws = [frozenset(reject_by_difficulty(rows, results, keep_none=5, seed=s)[0]) for s in (1, 1, 2)]
-    assert [len(draw) for draw in draws] == [15, 15, 15]
-    assert draws[0] == draws[1] != draws[2]
 
 
 def test_split_modes(make_row: Make) -> None:
@@ -235,7 +148,7 @@ def test_the_papers_funnel_at_a_tenth(make_row: Make) -> None:
             if outcome:
                 outcomes[rows[-1]["instance_id"]] = list(outcome)
     settings = FilterSettings(keep_none_solved=100, val_size=40)
-    result = filter_rows(rows, settings, branches={"gone": []}, outcomes=lambda _: outcomes)
+    result = filter_rows(rows, settings, Tools(branches={"gone": []}, outcomes=outcomes))
     assert result.report["dropped"] == {
         "all_solved": 2000,
         "empty_issue": 1803,
@@ -288,41 +201,48 @@ def test_an_empty_result_says_why_and_writes_nothing(
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_probe_through_the_command(make_row: Make, write_rows: Callable[..., str], tmp_path: Path) -> None:
+def test_probe_through_the_command(
+    make_row: Make, write_rows: Callable[..., str], written_rollouts: Any, tmp_path: Path
+) -> None:
     rows = [make_row(n) for n in range(10)]
     file = write_rows(rows)
-    run = Rollouts({row["instance_id"]: [True, n == 0] * 2 for n, row in enumerate(rows)})
-    report = commands.filter(inputs=[file], out=tmp_path / "out", run_rollouts=run, val_size=1)
+    run = written_rollouts({row["instance_id"]: [True, n == 0] * 2 for n, row in enumerate(rows)})
+    report = commands.filter(inputs=[file], out=tmp_path / "out", rollouts=run, val_size=1)
     assert report["difficulty"] == {"all_solved": 1, "mixed": 9, "none_solved": 0, "undecided": 0}
-    assert run.count.total() == 9 * 2 + 4
+    assert report["solve_rates"]["bug"] == {"func_basic": [10, 10]}
+    assert len(run.ended) == 9 * 2 + 4
     report = commands.filter(
         inputs=[file], out=tmp_path / "again", probe_results=tmp_path / "out" / "probe.jsonl", val_size=1
     )
     assert report["dropped"] == {"all_solved": 1}
+    (tmp_path / "other.json").write_text('{"elsewhere-1": [true]}')
+    with pytest.raises(DataError, match="name none of the tasks"):
+        commands.filter(inputs=[file], out=tmp_path / "third", probe_results=tmp_path / "other.json")
 
 
 def test_outcomes_of_another_model_are_never_counted(
-    make_row: Make, write_rows: Callable[..., str], tmp_path: Path
+    make_row: Make, write_rows: Callable[..., str], written_rollouts: Any, tmp_path: Path
 ) -> None:
     rows = [make_row(n) for n in range(4)]
     names = [row["instance_id"] for row in rows]
     settings: dict[str, Any] = {"inputs": [write_rows(rows)], "out": tmp_path, "val_size": 1}
-    weak = Rollouts({name: [True, False] for name in names}, stop_after=5)
+    weak = written_rollouts({name: [True, False] for name in names}, window=4, stop_after=5)
     with pytest.raises(KeyboardInterrupt):  # interrupted: no report says yet which model it was
-        commands.filter(**settings, run_rollouts=weak, probe_identity="weak")
+        commands.filter(**settings, rollouts=weak, probe_identity="weak")
     (tmp_path / "probe").mkdir()
     (tmp_path / "probe" / "gateway.db").write_bytes(b"rollouts of the weak model")
     for other in ("strong", None):
         with pytest.raises(DataError, match="probe of another model or recipe"):
-            commands.filter(**settings, run_rollouts=weak, probe_identity=other)
-    weak.stop_after = None
-    report = commands.filter(**settings, run_rollouts=weak, probe_identity="weak")
-    assert (weak.count.total(), report["difficulty"]["mixed"]) == (8, 4), "the same model goes on where it stopped"
-    strong = Rollouts({name: [True] * 4 if name == names[0] else [False] * 4 for name in names})
+            commands.filter(**settings, rollouts=weak, probe_identity=other)
+    again = written_rollouts({name: [True, False] for name in names}, window=4)
+    report = commands.filter(**settings, rollouts=again, probe_identity="weak")
+    assert len(weak.ended) + len(again.ended) == 8, "the same model goes on where it stopped"
+    assert report["difficulty"]["mixed"] == 4
+    strong = written_rollouts({name: [True] * 4 if name == names[0] else [False] * 4 for name in names})
     with pytest.raises(DataError, match="other inputs or settings"):
-        commands.filter(**settings, run_rollouts=strong, probe_identity="strong")
-    assert strong.count.total() == 0
-    report = commands.filter(**settings, run_rollouts=strong, probe_identity="strong", overwrite=True)
+        commands.filter(**settings, rollouts=strong, probe_identity="strong")
+    assert not strong.asked
+    report = commands.filter(**settings, rollouts=strong, probe_identity="strong", overwrite=True)
     assert report["difficulty"] == {"all_solved": 1, "mixed": 0, "none_solved": 3, "undecided": 0}
     assert report["source"]["probe"] == "strong"
     assert not (tmp_path / "probe").exists(), "a store of the weak model would answer for the strong one"
@@ -357,15 +277,11 @@ def test_published_smith_rows(tmp_path: Path) -> None:
     assert report["branches_unchecked"] == 6
 
 
-def test_the_held_out_side_is_never_probed(make_row: Make) -> None:
+def test_the_held_out_side_is_never_probed(make_row: Make, written_rollouts: Any, tmp_path: Path) -> None:
     rows = [make_row(n, package=f"p{n % 3}", repo=f"pypi/p{n % 3}") for n in range(6)]
     rows[0]["role"] = "held_out"
-    asked: list[str] = []
-
-    def outcomes(candidates: Sequence[Mapping[str, Any]]) -> dict[str, list[bool | None]]:
-        asked.extend(row["instance_id"] for row in candidates)
-        return {row["instance_id"]: [True, False] for row in candidates}
-
-    result = filter_rows(rows, FilterSettings(split="held_out", held_out_repos=("p1",)), outcomes=outcomes)
-    assert set(asked) == {rows[n]["instance_id"] for n in (2, 3, 5)}
+    run = written_rollouts({row["instance_id"]: [True, False] for row in rows})
+    settings = FilterSettings(split="held_out", held_out_repos=("p1",))
+    result = filter_rows(rows, settings, Tools(rollouts=run), tmp_path)
+    assert {name for name, _ in run.asked} == {rows[n]["instance_id"] for n in (2, 3, 5)}
     assert {row["instance_id"] for row in result.val} == {rows[n]["instance_id"] for n in (0, 1, 4)}

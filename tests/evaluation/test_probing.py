@@ -49,10 +49,12 @@ def test_partly_right_is_not_solved_for_the_probe_nor_for_an_evaluation(
 
     controller(decide)
     prober = make_prober("tiny_cpu.yaml", ["rollout.max_attempts=1"], "script:noop", tmp_path)
-    prober._asked = {}
     stack: Any = SimpleNamespace(gateway=gateway, supervisor=SimpleNamespace(check=lambda: None))
-    wanted = [({"instance_id": name, "repo": "r"}, 1) for name in rewards]
-    found = dict(prober._run_rollouts(stack, wanted))
+    prober._stack = stack
+    prober.start([({"instance_id": name, "repo": "r"}, 0) for name in rewards])
+    found: dict[str, bool | None] = {}
+    while len(found) < len(rewards):
+        found |= {name: solved for name, _, solved in prober.finished()}
     assert found == {"none": False, "half": False, "nearly": False, "all": True, "lost": None}
     for name, reward in rewards.items():
         assert EvalRecord("r", name, "repo", 0, reward=reward).resolved is bool(found[name])

@@ -1,0 +1,105 @@
+"""The directory a filtered set is written to: whole or not at all, and never over another result.
+
+All files are written beside their targets first. Then the old report.json leaves, the files are renamed into place, and
+the new report.json comes last: a directory with a report.json is whole. The report's digest covers inputs, settings and
+seed, so the same command may run again, and another one is refused unless told to overwrite.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from data_pipeline.report import markdown
+from data_pipeline.store import encode
+from swe_lightning.errors import BusyError, DataError
+
+__all__ = ["OUTPUTS", "describe_inputs", "encode", "holds_result", "owned", "refuse_other_result", "replace_files"]
+OUTPUTS = ("train.jsonl", "val.jsonl", "dropped.jsonl", "report.md", "report.json")
+
+
+def describe_inputs(inputs: Sequence[str], **more: Any) -> dict[str, Any]:
+    """What the result is made from: names, digests of files, everything in `more`; and a digest of it all."""
+    digests = {name: file_digest(Path(name)) for name in inputs if Path(name).is_file()}
+    described = {"inputs": list(inputs), "sha256": digests, **{k: v for k, v in more.items() if v is not None}}
+    text = json.dumps(described, sort_keys=True, default=list)
+    return {**described, "digest": hashlib.sha256(text.encode()).hexdigest()[:16]}
+
+
+def file_digest(file: Path) -> str:
+    with file.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def holds_result(out: Path) -> bool:
+    return (out / "report.json").exists()
+
+
+def refuse_other_result(out: Path, source: Mapping[str, Any]) -> None:
+    """DataError if `out` holds a result of other inputs or settings."""
+    report = out / "report.json"
+    if not report.exists():
+        return
+    try:
+        before = json.loads(report.read_text())["source"]["digest"]
+    except (ValueError, KeyError, OSError, TypeError):
+        before = None
+    if before != source["digest"]:
+        raise DataError(f"{out} holds a result of other inputs or settings; choose another --out or give --overwrite")
+
+
+@contextmanager
+def owned(out: Path) -> Iterator[None]:
+    """Create `out` and keep other commands from writing to it meanwhile; BusyError if one does."""
+    out.mkdir(parents=True, exist_ok=True)
+    fd = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(f"{out} is being written to by another command; wait for it or choose another") from None
+        yield
+    finally:
+        os.close(fd)
+
+
+def write_result(
+    out: Path, train: Iterable[bytes], val: Iterable[bytes], dropped: Iterable[bytes], report: Mapping[str, Any]
+) -> None:
+    """Replace the five files; the report that declares them whole comes last."""
+    contents: dict[str, Iterable[bytes]] = {
+        "train.jsonl": train,
+        "val.jsonl": val,
+        "dropped.jsonl": dropped,
+        "report.md": [markdown(report).encode()],
+        "report.json": [orjson.dumps(report, option=orjson.OPT_INDENT_2)],
+    }
+    replace_files(out, contents)
+
+
+def replace_files(out: Path, contents: Mapping[str, Iterable[bytes]]) -> None:
+    """Write all files, then put them in place; the last of them is away until all others are there."""
+    with ExitStack() as leftovers:
+        written = {name: _write(out, name, lines, leftovers) for name, lines in contents.items()}
+        (out / list(contents)[-1]).unlink(missing_ok=True)
+        for name, path in written.items():
+            os.replace(path, out / name)
+
+
+def _write(out: Path, name: str, lines: Iterable[bytes], leftovers: ExitStack) -> Path:
+    fd, path = tempfile.mkstemp(dir=out, prefix=f".{name}.")
+    leftovers.callback(Path(path).unlink, missing_ok=True)
+    with os.fdopen(fd, "wb", buffering=1 << 20) as f:
+        f.writelines(lines)
+        f.flush()
+        os.fsync(f.fileno())
+    return Path(path)
