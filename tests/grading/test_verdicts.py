@@ -11,7 +11,8 @@ import pytest
 from swe_lightning import recipe
 from swe_lightning.errors import DataError, GradingError
 from swe_lightning.grading import Grader, to_patch
-from swe_lightning.grading.commands import grade_gold, grade_null, grade_predictions, read_predictions
+from swe_lightning.grading.commands import grade_jobs, jobs_of, jobs_of_patches
+from swe_lightning.grading.predictions import read_predictions
 from swe_lightning.records import InfraReason, Task
 from swe_lightning.sandbox import FileState, Limits, TreeDiff
 from swe_lightning.sandbox.local import LocalBackend
@@ -69,11 +70,11 @@ def test_patch_text_as_in_a_predictions_file(grader: Grader, task: Task, tmp_pat
     for text in (json.dumps(row) + "\n", json.dumps([row]), json.dumps({task.instance_id: row})):
         file.write_text(text)
         assert read_predictions(file) == {task.instance_id: patch}
-    (graded,) = grade_predictions(grader, [task], read_predictions(file))
+    (graded,) = grade_jobs(grader, jobs_of_patches([task], read_predictions(file)))
     assert graded.verdict is not None
     assert graded.verdict.resolved
     with pytest.raises(DataError, match="not in the task file"):
-        grade_predictions(grader, [task], {"unknown": b""})
+        jobs_of_patches([task], {"unknown": b""})
 
 
 def test_patch_that_does_not_apply_is_unresolved_and_says_so(grader: Grader, task: Task) -> None:
@@ -87,10 +88,11 @@ def test_patch_that_does_not_apply_is_unresolved_and_says_so(grader: Grader, tas
 
 def test_gold_resolves_and_null_does_not(grader: Grader, task: Task) -> None:
     ticks: list[int] = []
-    gold = grade_gold(grader, [task], progress=ticks.append)
-    null = grade_null(grader, [task])
-    assert [r.verdict.resolved for r in gold + null if r.verdict] == [True, False]
-    assert ticks == [1]
+    gold = grade_jobs(grader, jobs_of([task], "gold", repeat=3), progress=lambda: ticks.append(1))
+    null = grade_jobs(grader, jobs_of([task], "null"))
+    assert [r.resolved for r in gold + null] == [True, True, True, False]
+    assert [r.run for r in gold] == [0, 1, 2]
+    assert len(ticks) == 3
 
 
 def test_hanging_patch_is_a_wrong_answer(backend: LocalBackend, task: Task) -> None:
