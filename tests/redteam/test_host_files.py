@@ -10,7 +10,9 @@ import os
 import time
 from pathlib import Path
 
+from swe_lightning.records import Task
 from swe_lightning.sandbox import FileState, Sandbox
+from swe_lightning.sandbox.trees import pristine_tree
 
 from .conftest import Say
 
@@ -81,3 +83,23 @@ def test_whiteouts_and_overlay_marks_cannot_be_forged(sh: Say, py: Say, box: San
     assert "whiteout" not in said
     assert box.diff() == {}
     assert sh("ls d m.py") == "m.py\n\nd:\n"
+
+
+def test_hard_links_do_not_reach_out_of_the_box(sh: Say, py: Say, box: Sandbox, task: Task) -> None:
+    """Not to the original tree, not to the system, and not across a rename into the tree."""
+    original = (pristine_tree(task) / "m.py").read_bytes()
+    for target in ("/testbed.orig/m.py", "/etc/passwd", "/usr/bin/env", "/opt/env/bin/pytest", "/proc/1/environ"):
+        assert "LINKED" not in sh(f"ln {target} here 2>/dev/null && echo LINKED; ln -P {target} here && echo LINKED")
+    said = py(
+        "import os\n"
+        "fd = os.open('/testbed.orig/m.py', os.O_PATH)\n"
+        "for source in (f'/proc/self/fd/{fd}', f'/dev/fd/{fd}'):\n"
+        "    try: os.link(source, 'mine', follow_symlinks=True); print('LINKED')\n"
+        "    except OSError: pass\n"
+        "    try: os.truncate(source, 0); print('TRUNCATED')\n"
+        "    except OSError: pass"
+    )
+    assert said == ""
+    sh("ln m.py twin; echo changed >>twin; mv twin m2.py")
+    assert {name for name in box.diff()} == {"m.py", "m2.py"}
+    assert (pristine_tree(task) / "m.py").read_bytes() == original
