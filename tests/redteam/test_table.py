@@ -10,13 +10,13 @@ HERE = Path(__file__).parent
 PAGE = HERE.parent.parent / "docs/security.md"
 
 
-def tests_of(file: Path) -> set[str]:
+def attacks_of(file: Path) -> set[str]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     return {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")}
 
 
 def test_the_page_lists_exactly_the_attacks() -> None:
-    existing = set().union(*(tests_of(f) for f in HERE.glob("test_*.py") if f.name != Path(__file__).name))
+    existing = set().union(*(attacks_of(f) for f in HERE.glob("test_*.py") if f.name != Path(__file__).name))
     text = PAGE.read_text(encoding="utf-8")
     listed = re.findall(r"^\|.*\| `(test_\w+)` \|$", text, re.MULTILINE)
     assert sorted(listed) == sorted(existing)
