@@ -133,24 +133,28 @@ class Grader:
         run, lost = self._run(plan, kept)
         if lost:  # a machine can lose a box once; a patch that kills its box does so again
             run, lost = self._run(plan, kept)
-        if _unread(plan, run) or (not run.finished and (lost or run.timed_out or not run.started)):
-            self._require_control(plan)
+        unread = _unread(plan, run)
+        if unread or (not run.finished and (lost or run.timed_out or not run.started)):
+            self._require_control(plan, unread=unread)
         verdict = _judge(plan, run)
         what = f"model patch ({len(kept)} files)" if kept else "no model patch"
         verdict.order = ["pristine tree", what, f"tests restored ({len(plan.tests)} files)", "test command"]
         return verdict
 
-    def _require_control(self, plan: Plan) -> None:
-        """GradingError if the tests do not end without the patch either. A control that ended is remembered."""
-        key = verdict_key(plan, {})
+    def _require_control(self, plan: Plan, *, unread: bool) -> None:
+        """GradingError if the tests do not end, or (`unread`) name no passed test, without the patch either.
+
+        A control that did is remembered.
+        """
+        key = f"{verdict_key(plan, {})} {unread}"
         with self._control_once(key):
             if key in self._controls:
                 return
             control, lost = self._run(plan, {})
-            if control.finished and not _unread(plan, control):
+            if control.finished and not _unread(plan, control) and (not unread or _names_a_pass(plan, control)):
                 self._controls.add(key)
                 return
-        if _unread(plan, control):
+        if _unread(plan, control) or (unread and control.finished):
             raise GradingError(
                 f"{plan.task.instance_id}: the log says tests passed but no result was recorded; "
                 f"does the test command ({plan.spec.command}) run pytest, or print a line per test?",
@@ -219,6 +223,13 @@ def _unread(plan: Plan, run: TestRun) -> bool:
     if origin_of(plan.task) != "swebench":
         return run.unparsed
     return (run.recorded and run.unparsed) or (run.finished and _reading(plan, run) is None)
+
+
+def _names_a_pass(plan: Plan, run: TestRun) -> bool:
+    if origin_of(plan.task) != "swebench":
+        return bool(run.statuses)
+    reading = _reading(plan, run)
+    return reading is not None and saved_log.names_a_pass(plan.task, reading.statuses)
 
 
 def _judge(plan: Plan, run: TestRun) -> Verdict:

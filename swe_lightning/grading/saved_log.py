@@ -10,11 +10,12 @@ A log is text that the model's own code could write to. What it is worth as proo
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from swe_lightning.errors import DataError, GradingError, MissingPart
-from swe_lightning.grading.rules import STATUSES, Verdict, judge_statuses, origin_of
+from swe_lightning.grading.rules import STATUSES, Verdict, judge_statuses, origin_of, rules_of
 from swe_lightning.records import InfraReason, Task
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
@@ -35,8 +36,8 @@ PARSERS = {
 }  # fmt: skip
 """For rows without a `log_parser` column, as they were published before swebench 5."""
 
-PASSED_SUMMARY = re.compile(r"\b[1-9]\d* passed\b|^Ran [1-9]\d* tests? in .*\n+OK\b", re.MULTILINE)
-"""A runner that says tests passed. Beside statuses that are empty it means that nobody read the log rightly."""
+_PYTEST_TOTAL = re.compile(r"\b[1-9]\d* passed\b")
+_UNITTEST_TOTAL = re.compile(r"^Ran (\d+) tests? in [^\n]*\n+(OK|FAILED)([^\n]*)", re.MULTILINE)
 
 _EXIT_CODE = re.compile(r">>>>> Test Exit Code:\s*(-?\d+)")
 _BARE = re.compile(r"^\s*(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS|FAIL:|ERROR:)\s*$", re.MULTILINE)
@@ -161,34 +162,44 @@ def read(task: Task, text: str) -> Reading:
     part = cut(text)
     if part is None:
         return Reading(believed=False, why="the log ends before the tests did")
-    statuses = parse(task, part) or parse(task, text)
-    if not statuses:
-        return _nothing(task, text)
     code = _EXIT_CODE.search(text)
-    return _cross_checked(statuses, int(code.group(1)) if code else 0)
+    return _believe(task, parse(task, part) or parse(task, text), text, int(code.group(1)) if code else 0)
 
 
 def read_session(task: Task, text: str, exit_code: int) -> Reading:
     """`read` for the output of a session that we ran: it needs no markers, and its exit code is known."""
-    statuses = parse(task, text)
+    return _believe(task, parse(task, text), text, exit_code)
+
+
+def claims_passes(text: str) -> bool:
+    """The runner's own total says that some test passed. Where none is named, nobody read the log rightly."""
+    if _PYTEST_TOTAL.search(text):
+        return True
+    for total, _, broken in _UNITTEST_TOTAL.findall(text):
+        if int(total) > sum(map(int, re.findall(r"(?:failures|errors|skipped)=(\d+)", broken))):
+            return True
+    return False
+
+
+def names_a_pass(task: Task, statuses: Mapping[str, str]) -> bool:
+    return bool(rules_of(task).f2p & set(statuses.values()))
+
+
+def _believe(task: Task, statuses: dict[str, str], text: str, exit_code: int) -> Reading:
+    if not names_a_pass(task, statuses) and eval_type(task) != "fail_only" and claims_passes(text):
+        raise GradingError(
+            f"{task.instance_id}: the log says that tests passed but names none of them; "
+            "the runner has to print a line per test (pytest -rA)",
+            InfraReason.PARSE_ERROR,
+        )
     if not statuses:
         return _nothing(task, text)
-    return _cross_checked(statuses, exit_code)
-
-
-def _cross_checked(statuses: dict[str, str], exit_code: int) -> Reading:
     if exit_code and not {"FAILED", "ERROR"} & set(statuses.values()):
         return Reading(believed=False, why=f"the tests ended with {exit_code} but the log names no failure")
     return Reading(statuses)
 
 
 def _nothing(task: Task, text: str) -> Reading:
-    if PASSED_SUMMARY.search(text):
-        raise GradingError(
-            f"{task.instance_id}: the log says that tests passed but names none of them; "
-            "the runner has to print a line per test (pytest -rA)",
-            InfraReason.PARSE_ERROR,
-        )
     if origin_of(task) == "swebench":
         from swebench.harness.infra_failure import TIER_ENVIRONMENT, classify_text
 

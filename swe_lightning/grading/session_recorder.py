@@ -113,7 +113,8 @@ def make_recorder(key, home):
             path = str(entry.path)
             if os.path.basename(os.path.dirname(path)) != "_pytest":
                 parts = path.split(os.sep)
-                return path == str(item.path) or parts[-1] == "conftest.py" or "tests" in parts or "test" in parts
+                own = str(getattr(item, "path", None) or item.fspath)  # pytest before 7 has no path
+                return path == own or parts[-1] == "conftest.py" or "tests" in parts or "test" in parts
         return False
 
     class Recorder:

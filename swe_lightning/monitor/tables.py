@@ -94,8 +94,13 @@ def _verdict(outcome: Mapping[str, Any]) -> str:
     lines = [f"reward {outcome.get('reward')}  ({outcome.get('exit_status')})  {outcome.get('message', '')}".rstrip()]
     lines += [f"  {'passes' if passed else 'fails '} {test}" for test, passed in (verdict.get("f2p") or {}).items()]
     lines += [f"  broken {test}" for test in (verdict.get("p2p_failed") or [])[:20]]
-    if verdict.get("dropped_paths"):
-        lines.append(f"  dropped before grading: {', '.join(verdict['dropped_paths'])}")
+    tampering = verdict.get("tampering") or {}
+    lines += [f"  filtered as tampering: {path} ({why})" for path, why in list(tampering.items())[:20]]
+    others = [path for path in verdict.get("dropped_paths") or [] if path not in tampering]
+    if others:
+        lines.append(f"  dropped before grading: {', '.join(others)}")
+    if outcome.get("shaped_reward") is not None:
+        lines.append(f"  training uses {outcome['shaped_reward']:.3g} (shaped)")
     return "\n".join(lines)
 
 
