@@ -17,6 +17,7 @@ from typing import Any
 
 from swe_lightning.errors import MissingPart
 from swe_lightning.sandbox import base
+from swe_lightning.sandbox.versions import PRETEND_ENV
 
 ENV_IN_BOX = "/opt/env"
 """Where the test environment lies in a box; its scripts carry this path in their first line."""
@@ -33,11 +34,13 @@ BOX_ENV = {
     "LC_ALL": "C.UTF-8",
     "TZ": "UTC",
     "PAGER": "cat",
+    "GIT_PAGER": "cat",
     "MANPAGER": "cat",
     "TERM": "dumb",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONHASHSEED": "0",
     "VIRTUAL_ENV": ENV_IN_BOX,
+    **PRETEND_ENV,
 }
 ETC_FILES = (
     "ld.so.cache",

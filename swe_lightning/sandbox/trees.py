@@ -1,7 +1,8 @@
 """The tree an agent sees, and the tree grading starts from: exported from the task's repository, without history.
 
 Blobs are read as they are stored: `.gitattributes` cannot leave files out or rewrite them on the way. Exports are named
-by git's own tree hash, so equal trees are exported once, and an export is either complete or absent.
+by git's own tree hash, so equal trees are exported once, and an export is either complete or absent. The only
+addition is what a build from git would have generated (versions.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from swe_lightning import paths
 from swe_lightning.errors import DataError, MissingPart
 from swe_lightning.records import Task
+from swe_lightning.sandbox.versions import generated_files
 
 TIP_SUBJECT = "Remove F2P Tests"
 BUG_SUBJECT = "Bug Patch"
@@ -63,6 +65,10 @@ def export_tree(repository: Path, tree: str) -> Path:
             temporary = Path(tempfile.mkdtemp(dir=place, prefix=f".{tree}."))
             try:
                 _write_tree(repository, tree, temporary)
+                for name, text in generated_files(temporary).items():
+                    (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+                    _write(os.fsencode(temporary / name), b"100644", text.encode())
+                _open_directories(temporary)
                 temporary.chmod(0o755)
                 os.rename(temporary, target)
             except BaseException:
@@ -133,6 +139,10 @@ def _write_tree(repository: Path, tree: str, target: Path) -> None:
             os.makedirs(parent, exist_ok=True)
             made.add(parent)
         _write(path, mode, content)
+
+
+def _open_directories(target: Path) -> None:
+    """Whatever the umask: boxes run as somebody else."""
     for directory in target.rglob("*"):
         if directory.is_dir() and not directory.is_symlink():
             directory.chmod(0o755)
