@@ -11,6 +11,7 @@ without any effect on what is stored. An attempt starts with its claim and never
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,10 +45,10 @@ def report(at: Position, attempt: int, outcome: Outcome, now: float) -> dict[str
     """Columns to change when an attempt ends with `outcome`."""
     if (outcome.reward is None) == (outcome.infra_reason is None):
         raise Problem(422, "bad_outcome", "an outcome has either a reward or an infra_reason, and never both")
-    if outcome.reward is not None and outcome.reward != outcome.reward:
-        raise Problem(422, "bad_outcome", "the reward is not a number")
-    if outcome.shaped_reward is not None and (outcome.reward is None or outcome.shaped_reward != outcome.shaped_reward):
-        raise Problem(422, "bad_outcome", "a shaped reward is a number beside a reward")
+    if outcome.reward is not None and not math.isfinite(outcome.reward):
+        raise Problem(422, "bad_outcome", "the reward is not a finite number")
+    if outcome.shaped_reward is not None and (outcome.reward is None or not math.isfinite(outcome.shaped_reward)):
+        raise Problem(422, "bad_outcome", "a shaped reward is a finite number beside a reward")
     must_be_current(at, attempt)
     if outcome.reward is not None:
         return {"state": SUCCEEDED, "ended_at": now, "outcome": outcome}

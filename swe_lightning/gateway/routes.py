@@ -25,7 +25,7 @@ class Route:
     protocol: str
 
 
-def base_path(rollout_id: str, attempt: int, mode: str) -> str:
+def base_path(rollout_id: str, attempt: int | str, mode: str) -> str:
     return f"{PREFIX}{rollout_id}/attempt/{attempt}/mode/{mode}"
 
 
@@ -46,8 +46,7 @@ def check_method(method: str, route: Route) -> None:
 
 def speaks_anthropic(path: str) -> bool:
     """Whether errors at this path, an unknown one too, are told in Anthropic's form."""
-    match = _PATH.fullmatch(path)
-    return match is not None and match[4].startswith("anthropic/")
+    return path.startswith(PREFIX) and "/anthropic/" in path
 
 
 def agent_token(headers: list[tuple[bytes, bytes]]) -> str:

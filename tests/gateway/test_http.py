@@ -263,7 +263,7 @@ def test_metrics_and_health(gateway: GatewayProcess) -> None:
     assert 'swel_gateway_calls_total{result="ok"}' in text
     assert 'swel_gateway_rollouts{state="running"}' in text
     paths = http.get(f"{gateway.url}/openapi.json").json()["paths"]
-    assert "/api/rollouts/{rollout_id}/attempt/{attempt}/events" in paths
+    assert "/api/rollouts/{rollout_id}/attempt/{attempt_id}/events" in paths
 
 
 def test_base_urls_have_single_slashes(gateway: GatewayProcess) -> None:
