@@ -96,7 +96,11 @@ class Harness(Section):
 class SandboxSection(Section):
     backend: Literal["local", "docker", "kubernetes"] = "local"
     image_registry: str | None = None
-    """Prefix put before image names (docker, kubernetes)."""
+    """Prefix put before image names that tasks give (docker, kubernetes)."""
+    image: str | None = None
+    """Image of tasks that name none (docker, kubernetes): bash, Python and what the tests import."""
+    start_limit: int = Field(8, ge=1)
+    """Containers that are being started on this machine at once (docker); a daemon fails under more."""
     cpu: float = Field(1, gt=0)
     """CPU cores of one sandbox."""
     memory_mb: int = Field(6144, ge=64)
@@ -344,8 +348,8 @@ def missing_engine(recipe: Recipe) -> str | None:
             "training.engine verl (Ray worker groups, vLLM servers) is not part of this version; "
             "use training.engine embedded"
         )
-    if recipe.sandbox.backend != "local":
-        return f"sandbox.backend {recipe.sandbox.backend} is not part of this version; use sandbox.backend local"
+    if recipe.sandbox.backend == "kubernetes":
+        return "sandbox.backend kubernetes is not part of this version; use sandbox.backend local or docker"
     if recipe.model.chat_template is not None:
         return (
             "model.chat_template is not part of this version; put chat_template.jinja into the model directory instead"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from swe_lightning.sandbox.docker import DockerBackend
 
 # Continuous integration runs on two busy cores: slow input generation says nothing about the code under test.
 settings.register_profile("swel", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -35,3 +41,63 @@ def able(swel_home: Path) -> None:
     missing = check_host()
     if missing:
         pytest.skip(str(missing))
+
+
+KIT = Path(__file__).resolve().parent.parent.parent / "shared" / "docker-kit"
+DOCKER_HINT = (
+    "give a running Docker daemon and, in SWEL_TEST_IMAGE, an image with bash, coreutils, grep, find and a Python "
+    "that has pytest"
+)
+
+
+@pytest.fixture(scope="session")
+def docker_daemon(swel_home: Path) -> Iterator[None]:
+    """A daemon: the one that runs, else one that the engine kit starts for this session (root only)."""
+    from swe_lightning.errors import MissingPart
+    from swe_lightning.sandbox.docker_engine import connect
+
+    started = False
+    try:
+        connect().close()
+    except MissingPart as missing:
+        if os.geteuid() != 0 or not (KIT / "up.sh").exists():
+            pytest.skip(f"{missing}; {DOCKER_HINT}")
+        done = subprocess.run([KIT / "up.sh"], capture_output=True, text=True, timeout=240)
+        if done.returncode:
+            pytest.skip(f"the Docker engine kit did not start: {done.stderr[-300:]}; {DOCKER_HINT}")
+        started = "is up" in done.stdout
+    yield
+    if started:
+        subprocess.run([KIT / "down.sh"], capture_output=True, timeout=120)
+
+
+@pytest.fixture(scope="session")
+def docker_image(docker_daemon: None) -> str:
+    """An image with bash, Python and pytest: the given one, else one made from this machine's own files."""
+    from swe_lightning.sandbox.docker_engine import connect
+
+    given = os.environ.get("SWEL_TEST_IMAGE")
+    if given:
+        return given
+    client = connect()
+    base, name = "swel-test-base:py311", "swel-test-box:py311"
+    if not client.images(name):
+        if not (KIT / "make-base-image.py").exists():
+            pytest.skip(f"no image to test with: {DOCKER_HINT}")
+        argv = [KIT / "make-base-image.py", "--name", base, "--pip", "pytest"]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=240)
+        if done.returncode:
+            pytest.skip(f"the test image could not be made: {done.stderr[-300:]}; {DOCKER_HINT}")
+        lines = f'FROM {base}\nRUN ["ln", "-s", "/usr/bin/python3", "/usr/bin/python"]\n'
+        list(client.build(fileobj=io.BytesIO(lines.encode()), tag=name, rm=True, network_mode="none"))
+    client.close()
+    return name
+
+
+@pytest.fixture(scope="session")
+def docker_backend(docker_image: str) -> Iterator[DockerBackend]:
+    from swe_lightning.sandbox.docker import DockerBackend
+
+    backend = DockerBackend(image=docker_image)
+    yield backend
+    backend.close()

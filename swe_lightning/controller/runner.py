@@ -27,6 +27,7 @@ from swe_lightning.harness.mini_swe_agent import EpisodeResult, run_episode
 from swe_lightning.recipe import Grading, Harness, Reward, SandboxSection
 from swe_lightning.records import InfraReason, Outcome, Task
 from swe_lightning.sandbox import Backend, Limits, Sandbox, TreeDiff, make_backend
+from swe_lightning.sandbox.image_names import task_image
 from swe_lightning.sandbox.trees import agent_tree
 
 
@@ -153,7 +154,12 @@ class RolloutRunner:
         files = templates.agent_files(harness, task, tree)
         backend = self._rooms.backend(sandbox, job.rollout.mode == "train")
         box = backend.create(
-            tree, env=templates.agent_env(harness, task), limits=Limits.of(sandbox), label=self._label, files=files
+            tree,
+            env=templates.agent_env(harness, task),
+            limits=Limits.of(sandbox),
+            label=self._label,
+            files=files,
+            image=task_image(task),
         )
         with self._lock:
             self._boxes[job.key] = box

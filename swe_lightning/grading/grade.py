@@ -31,6 +31,7 @@ from swe_lightning.grading.rules import OFFICIAL, Verdict, judge_statuses, origi
 from swe_lightning.grading.run_tests import TestRun, run_tests
 from swe_lightning.records import InfraReason, Task
 from swe_lightning.sandbox import Backend, Limits, TreeDiff
+from swe_lightning.sandbox.image_names import task_image
 from swe_lightning.sandbox.trees import pristine_tree
 
 __all__ = ["GRADER_VERSION", "Grader", "Verdict", "verdict_key"]
@@ -170,7 +171,7 @@ class Grader:
         limits = self._limits if spec.takes_ids else dataclasses.replace(self._limits, output_bytes=LOG_BYTES)
         ids = plan.ids if spec.takes_ids and plan.scope != "all" else []
         try:
-            with self._backend.create(plan.base, limits=limits, label="grading") as box:
+            with self._backend.create(plan.base, limits=limits, label="grading", image=task_image(task)) as box:
                 try:
                     box.write(kept)
                     box.write(plan.tests)

@@ -1,4 +1,4 @@
-"""Boxes that run commands on a copy of a tree: see base.py for the promise, local.py for how it is kept here."""
+"""Boxes that run commands on a copy of a tree: base.py has the promise, local.py and docker.py keep it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,20 @@ __all__ = [
 
 def make_backend(section: SandboxSection, memo_dir: Path | None = None) -> Backend:
     """The backend a recipe asks for; `memo_dir` holds remembered commands, if the section names any."""
-    if section.backend != "local":
-        raise UserError(f"sandbox.backend {section.backend} is not part of this version; use sandbox.backend local")
-    from swe_lightning.sandbox.local import LocalBackend
+    whitelist = tuple(parse_service(s) for s in section.whitelist)
+    backend: Backend
+    if section.backend == "docker":
+        from swe_lightning.sandbox.docker import DockerBackend
 
-    backend: Backend = LocalBackend(whitelist=tuple(parse_service(s) for s in section.whitelist))
+        backend = DockerBackend(
+            image=section.image, registry=section.image_registry, start_limit=section.start_limit, whitelist=whitelist
+        )
+    elif section.backend == "local":
+        from swe_lightning.sandbox.local import LocalBackend
+
+        backend = LocalBackend(whitelist=whitelist)
+    else:
+        raise UserError(f"sandbox.backend {section.backend} is not part of this version; use local or docker")
     if section.remember_commands and memo_dir is not None:
         from swe_lightning.sandbox.memo import RememberingBackend
 

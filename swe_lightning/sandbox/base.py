@@ -113,12 +113,14 @@ class Backend(Protocol):
         label: str = "",
         files: Mapping[str, bytes] = {},
         gateway: Service | None = None,
+        image: str = "",
     ) -> Sandbox:
         """A sandbox on a private copy of `tree`, which is never written to.
 
         `env` holds for every command. `files` are laid over the tree before the base is recorded: they are part of
         the base, so diff() shows them only when they change. `gateway`: where the
-        gateway listens; the box finds it at network.GATEWAY_URL. Raises SandboxStartError.
+        gateway listens; the box finds it at network.GATEWAY_URL. `image`: what the task's commands need around the
+        tree (image_names.task_image); backends without images ignore it. Raises SandboxStartError.
         """
         ...
 

@@ -15,9 +15,10 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from swe_lightning.errors import SandboxLost
-from swe_lightning.sandbox.base import TREE_ROOT, ExecResult, TreeDiff
+from swe_lightning.sandbox.base import TREE_ROOT, ExecResult, Limits, TreeDiff
 from swe_lightning.sandbox.boxside.wire import OK, fields_of, pack, unpack
 
 REPLY_GRACE_S = 30.0
@@ -25,8 +26,19 @@ READ_LIMIT = 64 << 20
 MAX_FDS = 64
 
 
+class Stream(Protocol):
+    """What is needed of a socket."""
+
+    def settimeout(self, timeout_s: float | None, /) -> None: ...
+    def gettimeout(self) -> float | None: ...
+    def sendall(self, data: bytes, /) -> None: ...
+    def recv(self, n: int, /) -> bytes: ...
+    def shutdown(self, how: int, /) -> None: ...
+    def close(self) -> None: ...
+
+
 class CommandClient:
-    def __init__(self, sock: socket.socket, name: str, kill: Callable[[], None]) -> None:
+    def __init__(self, sock: Stream, name: str, kill: Callable[[], None]) -> None:
         self.name = name
         self._sock, self._kill = sock, kill
         self._lock = threading.Lock()
@@ -37,12 +49,12 @@ class CommandClient:
         if b"\0" in text:
             return ExecResult(b"bash: the command holds a NUL byte\n", 126)
         request = pack(b"run", str(float(timeout_s)).encode(), text, pack_mapping(env or {}))
-        code, flags, output = self._ask(request, timeout_s + REPLY_GRACE_S)
+        code, flags, output = self.ask(request, timeout_s + REPLY_GRACE_S)
         return ExecResult(output, int(code), timed_out=b"t" in flags, truncated=b"c" in flags)
 
     def read_file(self, path: str) -> bytes:
         where = os.fsencode(os.path.join(TREE_ROOT, path))
-        return self._ask(pack(b"read", where, str(READ_LIMIT).encode()), REPLY_GRACE_S)[0]
+        return self.ask(pack(b"read", where, str(READ_LIMIT).encode()), REPLY_GRACE_S)[0]
 
     def write(self, changes: TreeDiff) -> None:
         deleted, written = [], []
@@ -53,7 +65,7 @@ class CommandClient:
             else:
                 mode = b"l" if state.symlink else (b"755" if state.mode & 0o100 else b"644")
                 written += [name, mode, state.data]
-        self._ask(pack(b"write", *deleted, *written), REPLY_GRACE_S)
+        self.ask(pack(b"write", *deleted, *written), REPLY_GRACE_S)
 
     def close(self) -> None:
         """A request that is under way on another thread ends with SandboxLost. Idempotent."""
@@ -62,7 +74,7 @@ class CommandClient:
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
-    def _ask(self, request: bytes, timeout_s: float) -> list[bytes]:
+    def ask(self, request: bytes, timeout_s: float) -> list[bytes]:
         """One request, one reply. OSError if the server refused; SandboxLost if there is no server any more."""
         with self._lock:
             if self._gone:
@@ -80,6 +92,25 @@ class CommandClient:
             number, message = int(fields[0]), fields[1].decode(errors="replace")
             raise OSError(number, message)
         return fields
+
+
+def settings(limits: Limits, *, watch: bool, count_processes: bool) -> list[bytes]:
+    """What the command server limits by itself. `watch`: memory, where no cgroup does. `count_processes`: only where
+    the kernel counts those of this box alone (older ones than 5.14 count all that the user has, anywhere).
+    """
+    values = {
+        "output_bytes": limits.output_bytes,
+        "watch_bytes": limits.memory_mb << 20 if watch else 0,
+        "DATA": limits.memory_mb << 20,
+        "FSIZE": limits.disk_mb << 20,
+        "NOFILE": 4096,
+        "CORE": 0,
+        "MSGQUEUE": 0,
+        "MEMLOCK": 1 << 16,
+    }
+    if count_processes:
+        values["NPROC"] = limits.pids
+    return [f"{k}={v}".encode() for k, v in values.items()]
 
 
 def to_bytes(text: str) -> bytes:
@@ -102,7 +133,7 @@ def check_relative(path: str) -> str:
     return path
 
 
-def receive(sock: socket.socket) -> list[bytes]:
+def receive(sock: Stream) -> list[bytes]:
     (length,) = struct.unpack("!I", _exactly(sock, 4))
     return unpack(_exactly(sock, length))
 
@@ -121,7 +152,7 @@ def receive_with_fds(sock: socket.socket) -> tuple[list[bytes], list[int]]:
     return unpack(_exactly(sock, length)), list(fds)
 
 
-def _exactly(sock: socket.socket, n: int) -> bytes:
+def _exactly(sock: Stream, n: int) -> bytes:
     data = bytearray()
     until = None if (timeout := sock.gettimeout()) is None else time.monotonic() + timeout
     while len(data) < n:

@@ -29,7 +29,14 @@ from swe_lightning.errors import MissingPart, SandboxLost, SandboxStartError
 from swe_lightning.sandbox import cgroups, host, launcher, registry, rootfs, seccomp, treediff
 from swe_lightning.sandbox.base import Limits, TreeDiff
 from swe_lightning.sandbox.boxside.wire import OK, pack
-from swe_lightning.sandbox.client import CommandClient, check_relative, pack_mapping, receive, receive_with_fds
+from swe_lightning.sandbox.client import (
+    CommandClient,
+    check_relative,
+    pack_mapping,
+    receive,
+    receive_with_fds,
+    settings,
+)
 from swe_lightning.sandbox.network import Network, endpoints
 from swe_lightning.sandbox.pyenv import test_environment
 from swe_lightning.sandbox.relay import Relay, RelayedBox
@@ -130,6 +137,7 @@ class LocalBackend:
         label: str = "",
         files: Mapping[str, bytes] = {},
         gateway: Service | None = None,
+        image: str = "",
     ) -> LocalSandbox:
         for path in files:
             check_relative(path)
@@ -154,7 +162,13 @@ class LocalBackend:
             with theirs:
                 self._send_request(request, files, theirs.fileno(), errors)
             ours.settimeout(START_TIMEOUT_S)
-            ours.sendall(pack(b"init", *settings(limits, watch=not groups), pack_mapping({**rootfs.BOX_ENV, **env})))
+            ours.sendall(
+                pack(
+                    b"init",
+                    *settings(limits, watch=not groups, count_processes=host.kernel() >= (5, 14)),
+                    pack_mapping({**rootfs.BOX_ENV, **env}),
+                )
+            )
             fields, fds = receive_with_fds(ours)
             if fields[0] != OK:
                 raise SandboxStartError("cannot start a sandbox: " + fields[1].decode(errors="replace"))
@@ -262,23 +276,6 @@ class LocalBackend:
             raise SandboxStartError(f"the sandbox launcher failed: {reply['error']}")
         self.overlay = bool(reply["overlay"])
         return process, ours
-
-
-def settings(limits: Limits, *, watch: bool) -> list[bytes]:
-    """What the command server limits by itself: per process, and by watching memory where no cgroup does."""
-    values = {
-        "output_bytes": limits.output_bytes,
-        "watch_bytes": limits.memory_mb << 20 if watch else 0,
-        "DATA": limits.memory_mb << 20,
-        "FSIZE": limits.disk_mb << 20,
-        "NOFILE": 4096,
-        "CORE": 0,
-        "MSGQUEUE": 0,
-        "MEMLOCK": 1 << 16,
-    }
-    if host.kernel() >= (5, 14):  # older ones count all of the user's processes, in every box and outside
-        values["NPROC"] = limits.pids
-    return [f"{k}={v}".encode() for k, v in values.items()]
 
 
 def pack_files(files: Mapping[str, bytes]) -> int:

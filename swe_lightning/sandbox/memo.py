@@ -28,7 +28,7 @@ from swe_lightning.sandbox.boxside.wire import pack, unpack
 from swe_lightning.sandbox.treediff import BaseTree
 from swe_lightning.services import Service
 
-FORMAT = b"2"
+FORMAT = b"3"
 
 
 class RememberingBackend:
@@ -54,9 +54,12 @@ class RememberingBackend:
         label: str = "",
         files: Mapping[str, bytes] = {},
         gateway: Service | None = None,
+        image: str = "",
     ) -> Sandbox:
         if gateway is not None:  # what the model answers does not follow from the tree
-            return self.backend.create(tree, env=env, limits=limits, label=label, files=files, gateway=gateway)
+            return self.backend.create(
+                tree, env=env, limits=limits, label=label, files=files, gateway=gateway, image=image
+            )
         if tree not in self._trees:
             self._trees[tree] = tree_digest(tree)
         identity = digest(
@@ -66,8 +69,9 @@ class RememberingBackend:
             b"env",
             *(_bytes(part) for item in sorted(env.items()) for part in item),
             repr(limits).encode(),
+            image.encode(),
         )
-        return RememberingSandbox(self, identity, tree, dict(env), limits, label, dict(files))
+        return RememberingSandbox(self, identity, tree, dict(env), limits, label, dict(files), image)
 
     def steps(self, command: str) -> list[str]:
         """The commands that `command` consists of, if each may be remembered; else nothing."""
@@ -92,7 +96,9 @@ class RememberingSandbox:
         limits: Limits,
         label: str,
         files: dict[str, bytes],
+        image: str,
     ) -> None:
+        self._image = image
         self._owner, self._identity = owner, identity
         self._tree, self._env, self._limits, self._label, self._files = tree, env, limits, label, files
         self._base = BaseTree(tree, files)
@@ -198,7 +204,12 @@ class RememberingSandbox:
         self._check_open()
         if self._box is None:
             self._box = self._owner.backend.create(
-                self._tree, env=self._env, limits=self._limits, label=self._label, files=self._files
+                self._tree,
+                env=self._env,
+                limits=self._limits,
+                label=self._label,
+                files=self._files,
+                image=self._image,
             )
         if not self._real and self._box_state != self._state:
             changes: TreeDiff = {}

@@ -22,7 +22,7 @@ from swe_lightning.sandbox.versions import PRETEND_ENV
 ENV_IN_BOX = "/opt/env"
 """Where the test environment lies in a box; its scripts carry this path in their first line."""
 PATH_IN_BOX = f"{ENV_IN_BOX}/bin:/usr/local/bin:/usr/bin:/bin"
-START_SERVER = "import sys; sys.path.append('/run/box'); from boxside.server import Server; Server(3).serve()"
+START_SERVER = "import sys; sys.path.append('/run/box'); from boxside.server import Server; Server.over(3).serve()"
 BOX_ENV = {
     "PATH": PATH_IN_BOX,
     "HOME": "/tmp",

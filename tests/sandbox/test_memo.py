@@ -34,9 +34,10 @@ class Counting:
         limits: Limits = Limits(),  # noqa: B008
         label: str = "",
         files: Mapping[str, bytes] = {},
+        image: str = "",
     ) -> LocalSandbox:
         self.made += 1
-        return self.inner.create(tree, env=env, limits=limits, label=label, files=files)
+        return self.inner.create(tree, env=env, limits=limits, label=label, files=files, image=image)
 
     def gc(self, label: str | None = None) -> int:
         return self.inner.gc(label)

@@ -22,21 +22,29 @@ PR_SET_DUMPABLE = 4
 
 
 class Server:
-    def __init__(self, fd: int) -> None:
-        self.sock = _socket.socket(fileno=fd)
-        os.set_inheritable(fd, False)
-        os.closerange(fd + 1, 1024)  # nothing of the launcher's may reach a command
+    def __init__(self, sock) -> None:
+        """`sock`: a connected socket, or anything with its fileno, recv and sendall."""
+        self.sock = sock
         self.commands = Commands()
-        _prctl(PR_SET_DUMPABLE, 0)  # closes /proc/1/mem, /proc/1/fd and ptrace to the commands
+        prctl(PR_SET_DUMPABLE, 0)  # closes /proc/1/mem, /proc/1/fd and ptrace to the commands
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # everything else is ignored for process 1 by the kernel
         self.env: dict[bytes, bytes] = {}
-        pidfd = os.pidfd_open(os.getpid())
-        self.sock.sendmsg([pack(OK)], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, _pack("i", pidfd))])
-        os.close(pidfd)
         null = os.open("/dev/null", os.O_RDWR)
         for standard in (0, 1, 2):
             os.dup2(null, standard)
         os.close(null)
+
+    @classmethod
+    def over(cls, fd: int) -> "Server":
+        """On an inherited socket; its owner first gets a handle of this process."""
+        sock = _socket.socket(fileno=fd)
+        os.set_inheritable(fd, False)
+        os.closerange(fd + 1, 1024)  # nothing of the launcher's may reach a command
+        server = cls(sock)
+        pidfd = os.pidfd_open(os.getpid())
+        sock.sendmsg([pack(OK)], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, _pack("i", pidfd))])
+        os.close(pidfd)
+        return server
 
     def serve(self) -> None:
         poll = select.poll()
@@ -103,16 +111,16 @@ class Server:
         return bytes(data)
 
 
-def _prctl(option: int, value: int) -> None:
+def prctl(option: int, *values: int | bytes) -> None:
     """ctypes costs more than the rest of the start; its C core alone does not."""
     try:
         import _ctypes
 
         address = _ctypes.dlsym(_ctypes.dlopen(None, 2), "prctl")  # type: ignore[arg-type]
-        result = _ctypes.call_function(address, (option, value, 0, 0, 0))
+        result = _ctypes.call_function(address, (option, *values, 0, 0))
     except (ImportError, AttributeError):
         import ctypes
 
-        result = ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+        result = ctypes.CDLL(None).prctl(option, *values, 0, 0)
     if result:
         raise OSError("prctl failed")

@@ -1,0 +1,218 @@
+"""The Docker daemon as the rest of the room sees it: one connection per process, typed errors, bounded starts.
+
+A daemon that is absent is a MissingPart, an image that is absent is `image_unavailable`, and what an overloaded daemon
+says (500, 429, a timeout) is tried again a few times with growing, jittered pauses before it becomes a start error.
+Never a command line: everything goes over the API, so no value shows in a process list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from swe_lightning import paths
+from swe_lightning.errors import MissingPart, SandboxStartError
+from swe_lightning.records import InfraReason
+
+if TYPE_CHECKING:
+    import docker
+
+T = TypeVar("T")
+RETRIED = {408, 422, 429, 500, 502, 503, 504}
+ATTEMPTS = 4
+FIRST_PAUSE_S = 0.2
+POOL = 64
+MAX_STDERR = 4000
+SEND_CHECK_S = 1.0
+
+
+def connect(timeout_s: float = 60) -> docker.APIClient:
+    """The daemon of this machine. MissingPart, in one sentence, when there is none."""
+    try:
+        import docker
+        import docker.utils
+    except ImportError:
+        raise MissingPart("docker sandboxes need the docker package: pip install 'swe-lightning[docker]'") from None
+    where = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    if not where.startswith("unix://"):
+        raise MissingPart(
+            f"DOCKER_HOST is {where}: docker sandboxes mount trees of this machine, so they need its own daemon "
+            "(unix:///var/run/docker.sock)"
+        )
+    try:
+        return docker.APIClient(version="auto", timeout=timeout_s, max_pool_size=POOL, **docker.utils.kwargs_from_env())
+    except docker.errors.DockerException as error:
+        raise MissingPart(
+            f"no Docker daemon answers at {where} ({short(error)}); start it (systemctl start docker), and make sure "
+            "this user may use it (group docker)"
+        ) from error
+
+
+def short(error: BaseException) -> str:
+    """The daemon's own words on one line."""
+    text = getattr(error, "explanation", None) or str(error)
+    return " ".join(str(text).split())[:400]
+
+
+def starting(what: str, call: Callable[[], T], until: float) -> T:
+    """`call` with retries while the daemon is overloaded and there is time. SandboxStartError when it stays so."""
+    import docker.errors
+    import requests
+
+    pause = FIRST_PAUSE_S
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return call()
+        except docker.errors.ImageNotFound as error:
+            raise SandboxStartError(f"{what}: {short(error)}", InfraReason.IMAGE_UNAVAILABLE) from error
+        except docker.errors.APIError as error:
+            last: Exception = error
+            if error.status_code not in RETRIED:
+                raise SandboxStartError(f"{what}: {short(error)}") from error
+        except requests.exceptions.RequestException as error:
+            last = error
+        pause *= 1 + random.random()
+        if attempt == ATTEMPTS or time.monotonic() + pause > until:
+            break
+        time.sleep(pause)
+    raise SandboxStartError(f"{what}: the Docker daemon failed {attempt} times: {short(last)}") from last
+
+
+@contextlib.contextmanager
+def start_slot(limit: int, patience_s: float = 600) -> Iterator[None]:
+    """One of `limit` starts under way on this machine, over all processes; a process that dies frees its own."""
+    place = paths.home() / "docker-starts"
+    place.mkdir(exist_ok=True)
+    until = time.monotonic() + patience_s
+    order = random.sample(range(limit), limit)
+    while True:
+        for number in order:
+            fd = os.open(place / f"{number}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(fd)
+                continue
+            try:
+                yield
+            finally:
+                os.close(fd)
+            return
+        if time.monotonic() > until:
+            raise SandboxStartError(f"no free place among {limit} sandbox starts for {patience_s:g} s")
+        time.sleep(0.01 + 0.03 * random.random())
+
+
+class AttachedStream:
+    """stdin and stdout of a container with the face of a socket; its stderr is kept for error messages.
+
+    Without a terminal the daemon frames both outputs: stream number, three zero bytes, length, data.
+    """
+
+    def __init__(self, client: docker.APIClient, container: str) -> None:
+        self._client, self._container = client, container
+        params = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+        self._attached: Any = client.attach_socket(container, params=params)
+        raw = getattr(self._attached, "_sock", self._attached)
+        self._sock = socket.socket(fileno=os.dup(raw.fileno()))
+        self._raw, self._ready, self.stderr = bytearray(), bytearray(), bytearray()
+
+    def recv(self, n: int) -> bytes:
+        until = None if (timeout := self._sock.gettimeout()) is None else time.monotonic() + timeout
+        while not self._ready:
+            self._unframe()
+            if self._ready:
+                break
+            if until is not None and time.monotonic() > until:
+                raise TimeoutError("no reply")
+            part = self._sock.recv(1 << 20)
+            if not part:
+                return b""
+            self._raw += part
+        data = bytes(self._ready[:n])
+        del self._ready[:n]
+        return data
+
+    def _unframe(self) -> None:
+        while len(self._raw) >= 8:
+            stream, length = struct.unpack_from("!BxxxI", self._raw)
+            if len(self._raw) < 8 + length:
+                return
+            data = self._raw[8 : 8 + length]
+            if stream == 1:
+                self._ready += data
+            elif len(self.stderr) < MAX_STDERR:
+                self.stderr += data
+            del self._raw[: 8 + length]
+
+    def sendall(self, data: bytes) -> None:
+        """The daemon leaves the stream open when a container dies before it has read everything: so ask."""
+        timeout = self._sock.gettimeout()
+        until = time.monotonic() + (timeout if timeout is not None else 3600)
+        view = memoryview(data)
+        try:
+            while view:
+                self._sock.settimeout(max(0.01, min(SEND_CHECK_S, until - time.monotonic())))
+                try:
+                    view = view[self._sock.send(view) :]
+                except TimeoutError:
+                    if time.monotonic() > until or not self._running():
+                        raise
+        finally:
+            self._sock.settimeout(timeout)
+
+    def _running(self) -> bool:
+        try:
+            return bool(self._client.inspect_container(self._container)["State"]["Running"])
+        except Exception:
+            return False
+
+    def settimeout(self, timeout_s: float | None) -> None:
+        self._sock.settimeout(timeout_s)
+
+    def gettimeout(self) -> float | None:
+        return self._sock.gettimeout()
+
+    def shutdown(self, how: int) -> None:
+        self._sock.shutdown(how)
+
+    def close(self) -> None:
+        self._sock.close()
+        with contextlib.suppress(Exception):
+            self._attached.close()
+        with contextlib.suppress(Exception):
+            self._attached._response.close()
+
+
+def owner_stamp() -> str:
+    """Who owns a container: process id, its start time, and the namespace and boot they are valid in."""
+    from swe_lightning.sandbox.registry import start_time
+
+    return f"{os.getpid()} {start_time(os.getpid())} {_namespace()}"
+
+
+def owner_is_gone(stamp: str) -> bool:
+    """Whether that owner certainly ended. An owner of another process namespace or boot... of another boot is gone."""
+    from swe_lightning.sandbox.registry import start_time
+
+    try:
+        pid, started, boot, namespace = stamp.split(" ")
+    except ValueError:
+        return False
+    here_boot, here_namespace = _namespace().split(" ")
+    if boot != here_boot:
+        return True
+    return namespace == here_namespace and start_time(int(pid)) != started
+
+
+def _namespace() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"

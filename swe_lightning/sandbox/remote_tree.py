@@ -1,0 +1,83 @@
+"""Changes of a tree that only its command server can read (docker, Kubernetes): listed, weighed, then fetched.
+
+The server is process 1 of the box and out of the commands' reach, so what it lists is true. What it lists is still
+data of the agent: sizes are bounded here, before anything is fetched, by the same bounds as for local boxes.
+"""
+
+from __future__ import annotations
+
+import os
+
+from swe_lightning.sandbox.base import FileState, TreeDiff
+from swe_lightning.sandbox.boxside.wire import fields_of, pack
+from swe_lightning.sandbox.client import REPLY_GRACE_S, CommandClient
+from swe_lightning.sandbox.treediff import MAX_FILE_BYTES, MAX_NOTES, MAX_TOTAL_BYTES, BaseTree
+
+BATCH_BYTES = 1 << 20
+BATCH_FILES = 500
+DIFF_TIMEOUT_S = 120.0
+
+
+def remote_diff(server: CommandClient, base: BaseTree) -> tuple[TreeDiff, list[str]]:
+    """(changes, what was left out and why)."""
+    listed = server.ask(pack(b"changes"), DIFF_TIMEOUT_S)
+    found: TreeDiff = {}
+    notes: list[str] = []
+    wanted: list[tuple[bytes, int, int]] = []
+    room = MAX_TOTAL_BYTES
+    for at in range(0, len(listed), 3):
+        path, kind, detail = listed[at : at + 3]
+        name = os.fsdecode(path)
+        if kind == b"!":
+            notes.append(f"{name}: {detail.decode(errors='replace')}")
+        elif kind == b"x":
+            found[name] = None
+        elif kind == b"l":
+            found[name] = FileState(detail, 0o777, symlink=True)
+        elif int(detail) > min(MAX_FILE_BYTES, room):
+            notes.append(f"{name}: {int(detail)} bytes are too large for a patch")
+        else:
+            room -= int(detail)
+            wanted.append((path, int(detail), int(kind, 8)))
+    for batch in _batches(wanted):
+        _fetch(server, batch, found, notes)
+    changed = {name: state for name, state in found.items() if state != base.get(name)}
+    return dict(sorted(changed.items())), notes[:MAX_NOTES]
+
+
+def _batches(wanted: list[tuple[bytes, int, int]]) -> list[list[tuple[bytes, int, int]]]:
+    batches: list[list[tuple[bytes, int, int]]] = []
+    size = BATCH_BYTES
+    for path, length, mode in wanted:
+        if size + length > BATCH_BYTES or len(batches[-1]) >= BATCH_FILES:
+            batches.append([])
+            size = 0
+        batches[-1].append((path, length, mode))
+        size += length
+    return batches
+
+
+def _fetch(server: CommandClient, batch: list[tuple[bytes, int, int]], found: TreeDiff, notes: list[str]) -> None:
+    """Files of one batch; a large one is a batch of its own and comes in parts."""
+    contents = {path: bytearray() for path, _, _ in batch}
+    offset, longest = 0, max(length for _, length, _ in batch)
+    failed: dict[bytes, str] = {}
+    while offset <= longest:
+        reply = server.ask(
+            pack(b"fetch", *(fields_of(p, b"%d" % offset, b"%d" % (BATCH_BYTES + 1)) for p, _, _ in batch)),
+            REPLY_GRACE_S,
+        )
+        for (path, _, _), status, data in zip(batch, reply[::2], reply[1::2], strict=True):
+            if status == b"+":
+                contents[path] += data
+            else:
+                failed[path] = data.decode(errors="replace")
+        offset += BATCH_BYTES + 1
+    for path, length, mode in batch:
+        name = os.fsdecode(path)
+        if path in failed:
+            notes.append(f"{name}: {failed[path]}")
+        elif len(contents[path]) != length:
+            notes.append(f"{name}: changed while it was read")
+        else:
+            found[name] = FileState(bytes(contents[path]), mode)
