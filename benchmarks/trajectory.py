@@ -3,11 +3,11 @@
     python benchmarks/trajectory.py [--rollouts 128] [--turns 50] [--tokens 30000] [--json]
 
 One synthetic step: every rollout takes `turns` calls and grows to `tokens` tokens; the second case adds two sub-agents
-interleaved with the main agent. Both sides read the same calls from SQLite, each in its own form (lists as JSON; packed
-ids of which a call stores only what it adds to an earlier one), and end with packed arrays. Each measurement is a
-process of its own: seconds of CPU time (best of three for the short ones), peak resident memory above the imports.
-A third case keeps the turns and doubles the tokens, a fourth keeps the tokens and doubles the turns: cost is a constant
-per unique token plus a constant per call.
+interleaved with the main agent. Our side reads the gateway's own store, with prompts as stored (`ours`) or rebuilt in
+full (`ours_full`). The other side is what one writes first: the same calls as JSON lists in SQLite, all of them loaded,
+merged and concatenated; `_streamed` holds one rollout's calls at a time. All end with packed ids, mask and log-probs.
+Each measurement is a process of its own: seconds of CPU time (best of three for ours), peak resident memory above the
+imports. A third case doubles the tokens, a fourth the turns: cost is a constant per unique token plus one per call.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from swe_lightning.objective.tensors import packed
-from swe_lightning.records import ModelCall
+from swe_lightning.gateway.store import Store
+from swe_lightning.monitor.store import open_store
+from swe_lightning.objective.tensors import Packer
+from swe_lightning.records import ModelCall, Rollout
 from swe_lightning.trajectory import rows_of
-from swe_lightning.trajectory.prefix_tree import Delta
 
 Step = tuple[int, int, np.ndarray, np.ndarray]
 """One call as generated: position of the call it continues (-1 none), tokens of it shared, new prompt ids, response."""
@@ -45,64 +46,79 @@ def conversation(rng: np.random.Generator, turns: int, tokens: int, agents: int)
     return steps
 
 
-def fill(path: Path, rollouts: int, turns: int, tokens: int, agents: int, form: str) -> None:
-    """Write one step's calls in the form the measured side reads."""
-    db = sqlite3.connect(path)
-    columns = "rollout int, sequence int, base int, shared int, prompt blob, response blob, lp blob"
-    db.execute(f"create table calls ({columns}, primary key (rollout, sequence))")
-    for rollout in range(rollouts):
-        steps = conversation(np.random.default_rng(rollout), turns, tokens, agents)
-        whole: list[np.ndarray] = []
-        for i, (base, shared, tail, response) in enumerate(steps):
-            prompt = np.concatenate((whole[base], tail)) if base >= 0 else tail
-            whole.append(np.concatenate((prompt, response)))
-            lp = np.full(len(response), -0.5, dtype=np.float32)
-            row: tuple = (tail.tobytes(), response.tobytes(), lp.tobytes())
-            if form == "full":
-                base, shared, row = -1, 0, (prompt.tobytes(), response.tobytes(), lp.tobytes())
-            elif form == "lists":
-                row = tuple(json.dumps(x.tolist()) for x in (prompt, response, lp))
-            db.execute("insert into calls values (?, ?, ?, ?, ?, ?, ?)", (rollout, i, base, shared, *row))
-        db.commit()
-    db.close()
+def calls_of(rollout: int, turns: int, tokens: int, agents: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """(prompt, response, log-probs) of each call of one rollout."""
+    whole: list[np.ndarray] = []
+    for base, _, tail, response in conversation(np.random.default_rng(rollout), turns, tokens, agents):
+        prompt = np.concatenate((whole[base], tail)) if base >= 0 else tail
+        whole.append(np.concatenate((prompt, response)))
+        yield prompt, response, np.full(len(response), -0.5, dtype=np.float32)
 
 
-def read(path: Path) -> Iterator[list[tuple]]:
-    """Stored calls, one rollout after the other."""
-    db = sqlite3.connect(path)
-    for (rollout,) in db.execute("select distinct rollout from calls order by rollout").fetchall():
-        yield db.execute("select * from calls where rollout = ? order by sequence", (rollout,)).fetchall()
-    db.close()
-
-
-def ours(path: Path) -> tuple[int, int, int]:
-    """(rows, tokens, trained tokens) of the packed step."""
-    rows = []
-    for stored in read(path):
-        calls = [
-            ModelCall(str(r), Delta(base, shared, prompt), response, lp, sequence=i)
-            for r, i, base, shared, prompt, response, lp in stored
+def fill_store(place: Path, rollouts: int, turns: int, tokens: int, agents: int) -> None:
+    """One step's calls in the product's own store."""
+    store = Store(f"sqlite:///{place / 'gateway.db'}")
+    names = [f"r{i}" for i in range(rollouts)]
+    store.writer.call(store.create_rollouts([Rollout(rollout_id=n, group_id="g") for n in names]))
+    for number, name in enumerate(names):
+        store.writer.call(store.claim(name, "w", ""))
+        recorded = [
+            store.record_call(ModelCall(name, prompt, response, lp, call_id=str(i)))
+            for i, (prompt, response, lp) in enumerate(calls_of(number, turns, tokens, agents))
         ]
-        rows += rows_of(calls).rows
-    arrays = packed(rows)
-    return len(rows), len(arrays["ids"]), int(arrays["mask"].sum())
+        store.writer.call(lambda tx, all_calls=recorded: [record(tx) for record in all_calls][-1])
+    store.close()
+
+
+def fill_lists(place: Path, rollouts: int, turns: int, tokens: int, agents: int) -> None:
+    """The same calls as JSON lists."""
+    db = sqlite3.connect(place / "calls.db")
+    db.execute("create table calls (rollout int, sequence int, prompt text, response text, lp text)")
+    for rollout in range(rollouts):
+        for i, columns in enumerate(calls_of(rollout, turns, tokens, agents)):
+            db.execute(
+                "insert into calls values (?, ?, ?, ?, ?)", (rollout, i, *(json.dumps(x.tolist()) for x in columns))
+            )
+    db.execute("create index one on calls (rollout, sequence)")
+    db.commit()
+    db.close()
+
+
+def ours(place: Path, *, deltas: bool = True) -> tuple[int, int, int]:
+    """(rows, tokens, trained tokens) of the packed step."""
+    packer = Packer()
+    with open_store(place) as store:
+        for name in [row["rollout_id"] for row in store.outcomes()]:
+            packer.add(rows_of(store.calls(name, 1, deltas=deltas)).rows)
+    arrays = packer.arrays()
+    return len(arrays["cu_seqlens"]) - 1, len(arrays["ids"]), int(arrays["mask"].sum())
+
+
+def ours_full(place: Path) -> tuple[int, int, int]:
+    """The same with every prompt rebuilt in full before merging."""
+    return ours(place, deltas=False)
 
 
 Call = tuple[int, list[int], list[int], list[float]]
 
 
-def straightforward(path: Path) -> tuple[int, int, int]:
+def straightforward(place: Path) -> tuple[int, int, int]:
     """Lists all the way: load the step's calls, join each to the row before it if that is a prefix, concatenate."""
-    return _merge_lists([call for stored in read(path) for call in _parse(stored)])
+    return _merge_lists(list(_read_lists(place)))
 
 
-def straightforward_streamed(path: Path) -> tuple[int, int, int]:
+def straightforward_streamed(place: Path) -> tuple[int, int, int]:
     """The same, but never more than one rollout's calls in memory."""
-    return _merge_lists(call for stored in read(path) for call in _parse(stored))
+    return _merge_lists(_read_lists(place))
 
 
-def _parse(stored: list[tuple]) -> list[Call]:
-    return [(r, json.loads(p), json.loads(c), json.loads(lp)) for r, _, _, _, p, c, lp in stored]
+def _read_lists(place: Path) -> Iterator[Call]:
+    db = sqlite3.connect(place / "calls.db")
+    for (rollout,) in db.execute("select distinct rollout from calls order by rollout").fetchall():
+        query = "select prompt, response, lp from calls where rollout = ? order by sequence"
+        for prompt, response, lp in db.execute(query, (rollout,)):
+            yield rollout, json.loads(prompt), json.loads(response), json.loads(lp)
+    db.close()
 
 
 def _merge_lists(calls: Iterable[Call]) -> tuple[int, int, int]:
@@ -119,37 +135,55 @@ def _merge_lists(calls: Iterable[Call]) -> tuple[int, int, int]:
     return len(rows), len(flat[0]), int(flat[1].sum())
 
 
-def measure(side: str, path: Path) -> dict[str, float]:
+def measure(side: str, place: Path) -> dict[str, float]:
     """Run one side in a fresh process."""
     code = (
         "import json, resource, sys, time; from pathlib import Path\n"
-        "from benchmarks.trajectory import ours, straightforward, straightforward_streamed\n"
+        "from benchmarks import trajectory\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; s = []\n"
-        f"for _ in range({3 if side == 'ours' else 1}):\n"
-        f"    t = time.process_time(); rows, tokens, trained = {side}(Path(sys.argv[1]))\n"
+        f"for _ in range({3 if side.startswith('ours') else 1}):\n"
+        f"    t = time.process_time(); rows, tokens, trained = trajectory.{side}(Path(sys.argv[1]))\n"
         "    s.append(time.process_time() - t)\n"
         "peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before\n"
         "print(json.dumps({'rows': rows, 'tokens': tokens, 'trained': trained, 'seconds': min(s), 'mb': peak / 1024}))"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code, str(place)], check=True, capture_output=True, text=True)
     return json.loads(done.stdout)
 
 
-def case(name: str, rollouts: int, turns: int, tokens: int, agents: int, sides: dict[str, tuple[str, str]]) -> dict:
-    """Fill a store per side and measure; prints a line as soon as one is known."""
+def case(rollouts: int, turns: int, tokens: int, agents: int, sides: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Fill the stores the sides read and measure each side."""
     result = {}
-    for label, (side, form) in sides.items():
-        with tempfile.TemporaryDirectory() as directory:
-            path = Path(directory) / "calls.db"
-            fill(path, rollouts, turns, tokens, agents, form)
-            result[label] = {**measure(side, path), "store_mb": path.stat().st_size / 2**20}
-        r = result[label]
-        print(
-            f"{name:<24} {label:<16} {r['seconds']:8.2f} s {r['mb']:8.0f} MB  {r['rows'] / rollouts:6.2f} rows/rollout"
-            f"  {r['tokens']:>12,} tokens  store {r['store_mb']:7.0f} MB",
-            file=sys.stderr,
-        )
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        fill_store(place, rollouts, turns, tokens, agents)
+        if any(side.startswith("straight") for side in sides):
+            fill_lists(place, rollouts, turns, tokens, agents)
+        for side in sides:
+            file = place / ("gateway.db" if side.startswith("ours") else "calls.db")
+            result[side] = {**measure(side, place), "store_mb": file.stat().st_size / 2**20}
+            result[side]["rows_per_rollout"] = result[side]["rows"] / rollouts
     return result
+
+
+def show(found: dict[str, dict[str, dict[str, float]]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    titles = ("case", "side", "CPU s", "peak MB", "rows/rollout", "store MB", "ours is faster", "ours uses")
+    table = Table(*titles, title="store -> rows -> packed arrays")
+    for name, sides in found.items():
+        ours = sides["ours"]
+        for side, r in sides.items():
+            ratio = ("", "")
+            if side.startswith("straight"):
+                ratio = (f"{r['seconds'] / ours['seconds']:.0f} x", f"{ours['mb'] / r['mb']:.3f} of it")
+            sizes = (f"{r['seconds']:.2f}", f"{r['mb']:.0f}", f"{r['rows_per_rollout']:.2f}", f"{r['store_mb']:.0f}")
+            table.add_row(name, side, *sizes, *ratio)
+    Console(width=130).print(table)
+    one = found["one agent"]["ours"]["seconds"]
+    for name in ("twice the tokens", "twice the turns"):
+        print(f"{name}: {found[name]['ours']['seconds'] / one:.2f} x the time")
 
 
 def main() -> None:
@@ -159,28 +193,17 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=30_000)
     parser.add_argument("--json", action="store_true")
     a = parser.parse_args()
-    both = {
-        "ours": ("ours", "delta"),
-        "ours, full ids": ("ours", "full"),
-        "lists": ("straightforward", "lists"),
-        "lists, streamed": ("straightforward_streamed", "lists"),
-    }
-    ours_only = {"ours": ("ours", "delta")}
+    sides = ("ours", "ours_full", "straightforward", "straightforward_streamed")
     found = {
-        "one agent": case("one agent", a.rollouts, a.turns, a.tokens, 1, both),
-        "two sub-agents": case("two sub-agents", a.rollouts, a.turns, a.tokens, 3, both),
-        "twice the tokens": case("twice the tokens", a.rollouts, a.turns, 2 * a.tokens, 1, ours_only),
-        "twice the turns": case("twice the turns", a.rollouts, 2 * a.turns, a.tokens, 1, ours_only),
+        "one agent": case(a.rollouts, a.turns, a.tokens, 1, sides),
+        "two sub-agents": case(a.rollouts, a.turns, a.tokens, 3, sides),
+        "twice the tokens": case(a.rollouts, a.turns, 2 * a.tokens, 1, ("ours",)),
+        "twice the turns": case(a.rollouts, 2 * a.turns, a.tokens, 1, ("ours",)),
     }
-    for name in ("one agent", "two sub-agents"):
-        us, lists = found[name]["ours"], found[name]["lists"]
-        ratio = f"{lists['seconds'] / us['seconds']:.0f} x faster, {us['mb'] / lists['mb']:.3f} of the memory"
-        print(f"{name}: {ratio}", file=sys.stderr)
-    for name in ("twice the tokens", "twice the turns"):
-        growth = found[name]["ours"]["seconds"] / found["one agent"]["ours"]["seconds"]
-        print(f"{name}: {growth:.2f} x the time", file=sys.stderr)
     if a.json:
         print(json.dumps(found, indent=1))
+    else:
+        show(found)
 
 
 if __name__ == "__main__":

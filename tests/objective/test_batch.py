@@ -8,7 +8,7 @@ import pytest
 from swe_lightning.objective import build_batch, mini_batches
 from swe_lightning.objective.balance import PAD, balance, micro_batches, plan
 from swe_lightning.objective.batch import pad_batch
-from swe_lightning.objective.tensors import packed, padded
+from swe_lightning.objective.tensors import Packer, packed, padded
 from swe_lightning.recipe import Algorithm
 from tests.objective.conftest import make_row
 
@@ -198,3 +198,17 @@ def test_tensors_hold_the_rows_and_nothing_else() -> None:
     assert flat["cu_seqlens"].tolist() == [0, 3, 5]
     assert flat["logprobs"].tolist() == [0, -1, -1, 0, -1]
     assert padded([])["ids"].shape == (0, 0)
+    assert packed([])["cu_seqlens"].tolist() == [0]
+
+
+def test_packing_rollout_by_rollout_gives_what_packing_at_once_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Packer, "CHUNK", 7)
+    rng = np.random.default_rng(3)
+    rows = [make_row(f"r{i}", int(rng.integers(1, 30)), prompt=int(rng.integers(0, 9))) for i in range(40)]
+    packer = Packer()
+    for i in range(0, 40, 4):
+        packer.add(rows[i : i + 4])
+    found = packer.arrays()
+    assert found["cu_seqlens"].tolist() == np.cumsum([0, *(len(row.ids) for row in rows)]).tolist()
+    for name in ("ids", "mask", "logprobs"):
+        assert np.array_equal(found[name], np.concatenate([getattr(row, name) for row in rows]))

@@ -1,7 +1,7 @@
 """Real conversations through real tokenizers and chat templates: the report names every break.
 
-The tokenizers and templates come with the [dev] extra. A conversation of our own is replayed everywhere; the 15 of
-real agents, and real token drift, where ../shared/data is (see benchmarks/replay.py for other trajectories).
+The tokenizers come with the [dev] extra, the templates are fetched once. A conversation of our own is replayed everywhere;
+the 15 of real agents, and real token drift, where ../shared/data is (benchmarks/replay.py takes other trajectories).
 """
 
 from __future__ import annotations
