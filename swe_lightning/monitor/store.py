@@ -74,14 +74,15 @@ class StoreReader:
         near = near or self._connection.execute(sa.select(rollouts.c.rollout_id).limit(4)).scalars().all()
         return f"; there are for example {', '.join(near)}" if near else " (it holds no rollouts)"
 
-    def calls(self, rollout_id: str, attempt: int | None = None) -> list[ModelCall]:
-        """Model calls of an attempt (default: the last), in order."""
+    def calls(self, rollout_id: str, attempt: int | None = None, *, deltas: bool = False) -> list[ModelCall]:
+        """Model calls of an attempt (default: the last), in order; `deltas`: prompts as stored (compact.decode)."""
         if attempt is None:
             attempt = self.rollout(rollout_id)["attempt"]
         columns = [c for c in events.c if c.name != "kind"]
         where = (events.c.rollout_id == rollout_id, events.c.attempt == attempt, events.c.kind == CALL_KIND)
         query = sa.select(*columns).where(*where).order_by(events.c.sequence)
-        return list(compact.decode(dict(row) for row in self._connection.execute(query).mappings()))
+        found = self._connection.execute(query).mappings()
+        return list(compact.decode((dict(row) for row in found), deltas=deltas))
 
     def events(self, rollout_id: str) -> list[dict[str, Any]]:
         """What happened beside model calls: claims, releases, reports, custom events, of all attempts."""

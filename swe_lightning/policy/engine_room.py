@@ -1,7 +1,8 @@
 """Starts verl's TrainingWorker inside this process: quietly, without Ray, ports or environment variables of the user.
 
 One process group of world size 1 (gloo, plus the accelerator's own backend where there is one) serves every worker of
-the process; it is opened once and left open. A process that already takes part in a larger group is refused.
+the process; it is opened once and left open. A process that already takes part in a larger group is refused, unless the
+recipe says training.engine verl: then its members train together, each on its share of the rows.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def start_worker(model_dir: Path, training: Training) -> Any:
     platform = import_verl()
     device = platform.device_name
     cpu = device == "cpu"
-    _join_process_group(device, platform.communication_backend_name())
-    with quiet(), _rank_zero():
+    _join_process_group(device, platform.communication_backend_name(), alone=training.engine == "embedded")
+    with quiet(), _place():
         import torch
         from verl.trainer.config import CheckpointConfig
         from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
@@ -121,11 +122,11 @@ def _config(kind: Any, section: str, training: Training, **ours: Any) -> Any:
     return kind(**ours | asked)
 
 
-def _join_process_group(device: str, backend: str) -> None:
+def _join_process_group(device: str, backend: str, *, alone: bool = True) -> None:
     import torch.distributed as dist
 
     if dist.is_initialized():
-        if dist.get_world_size() != 1:
+        if alone and dist.get_world_size() != 1:
             raise UserError(
                 f"this process belongs to a torch.distributed group of {dist.get_world_size()}; "
                 "the embedded training worker needs a process of its own (training.engine embedded is world size 1)"
@@ -145,9 +146,17 @@ def _leave_process_group() -> None:
         dist.destroy_process_group()
 
 
-def _rank_zero() -> contextlib.AbstractContextManager[None]:
+def _place() -> contextlib.AbstractContextManager[None]:
     """verl's Worker reads its place from the environment; it is set while the worker is built and put back after."""
-    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    import torch.distributed as dist
+
+    rank, size = str(dist.get_rank()), str(dist.get_world_size())
+    place = {"RANK": rank, "WORLD_SIZE": size}
+    if size == "1":
+        place |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    else:
+        place |= {"LOCAL_RANK": os.environ.get("LOCAL_RANK", rank)}
+        place |= {"LOCAL_WORLD_SIZE": os.environ.get("LOCAL_WORLD_SIZE", size)}
     return _environment(place | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "REDIS_STORE_SERVER_HOST": ""})
 
 

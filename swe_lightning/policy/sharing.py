@@ -46,27 +46,14 @@ class Sharing:
 
     def together(self, rows: Sequence[Row], compute: Callable[[list[Row]], Sequence[np.ndarray]]) -> list[np.ndarray]:
         """`compute` on each rank's share; the results of all rows, on every rank."""
+        import torch.distributed as dist
+
         if self.ranks == 1 or not rows:
             return list(compute(list(rows)))
         mine = self.share(rows)
         found = compute(self.take(rows, {})[0])
         pairs = [(i, values) for i, values in zip(mine, found, strict=True) if i != PAD]
-        by_row = {i: values for part in self._gather(pairs) for i, values in part}
-        return [by_row[i] for i in range(len(rows))]
-
-    def sums(self, metrics: dict[str, list[float]]) -> dict[str, list[float]]:
-        """Metrics of the micro-batches of all ranks."""
-        if self.ranks == 1:
-            return metrics
-        joined: dict[str, list[float]] = {}
-        for part in self._gather(metrics):
-            for key, values in part.items():
-                joined.setdefault(key, []).extend(values)
-        return joined
-
-    def _gather(self, value: Any) -> list[Any]:
-        import torch.distributed as dist
-
         parts: list[Any] = [None] * self.ranks
-        dist.all_gather_object(parts, value)
-        return parts
+        dist.all_gather_object(parts, pairs)
+        by_row = {i: values for part in parts for i, values in part}
+        return [by_row[i] for i in range(len(rows))]

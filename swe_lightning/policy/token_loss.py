@@ -55,9 +55,10 @@ class TokenLoss:
         logprob = model_output["log_probs"].values()
         mask = data["loss_mask"].values().bool()
         weights = data["weights"].values()
+        ranks = _ranks(data)
         if self.kind == SUPERVISED:
             loss = -losses.weighted_sum(logprob, weights, mask)
-            return loss, {"loss_sum": float(loss.detach()), "trained_tokens": float(mask.sum())}
+            return loss * ranks, {"loss_sum": float(loss.detach()), "trained_tokens": float(mask.sum())}
         columns, now, sampler = set(data.keys()), logprob.detach(), data["sampler_logprobs"].values()
         old, is_weights = self._reference_point(data, now, sampler)
         loss, sums = losses.policy_loss(
@@ -83,7 +84,7 @@ class TokenLoss:
             entropy = model_output["entropy"].values()
             loss = loss - losses.weighted_sum(entropy, data["entropy_weights"].values(), mask)
             metrics["entropy_sum"] = float(entropy.detach()[mask].sum())
-        return loss, metrics | {"loss_sum": float(loss.detach())}
+        return loss * ranks, metrics | {"loss_sum": float(loss.detach())}
 
     def _reference_point(
         self, data: Any, now: torch.Tensor, sampler: torch.Tensor
@@ -96,6 +97,13 @@ class TokenLoss:
             return data["old_logprobs"].values(), data["is_weights"].values()
         weigh = correction.truncate if self.correction == "tis" else correction.masked
         return now, weigh(now - sampler, self.cap)
+
+
+def _ranks(data: Any) -> int:
+    """Data-parallel ranks: FSDP averages gradients over them, and ours are to be summed."""
+    from verl.utils import tensordict_utils as tu
+
+    return int(tu.get_non_tensor_data(data=data, key="dp_size", default=1))
 
 
 def _sampler_metrics(

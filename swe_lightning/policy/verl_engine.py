@@ -57,6 +57,7 @@ class MaskedHeadEngine(FSDPEngineWithLMHead):
         """Cut into micro-batches, run each through verl's own pass, put the outputs back in order."""
         lengths = data["input_ids"].offsets().diff().tolist()
         cuts = micro_batches(lengths, int(data["max_token_len_per_gpu"]))
+        cuts = split_to(cuts, self._passes_of_all_ranks(len(cuts)))
         outputs: list[Any] = []
         try:
             for number, rows in enumerate(cuts):
@@ -68,6 +69,14 @@ class MaskedHeadEngine(FSDPEngineWithLMHead):
         finally:
             self.module.set_requires_gradient_sync(True)
         return _join(outputs, [row for rows in cuts for row in rows])
+
+    def _passes_of_all_ranks(self, own: int) -> int:
+        """The largest number of passes any rank needs: all make as many, or collectives would wait for ever."""
+        if self.get_data_parallel_size() == 1:
+            return own
+        count = torch.tensor(own, device=next(self.module.parameters()).device)
+        torch.distributed.all_reduce(count, op=torch.distributed.ReduceOp.MAX, group=self.get_data_parallel_group())
+        return int(count)
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
         ids, mask = micro_batch["input_ids"], micro_batch["loss_mask"].values()
@@ -114,6 +123,19 @@ def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
             cuts[-1].append(row)
         else:
             cuts.append([row])
+    return cuts
+
+
+def split_to(cuts: list[list[int]], count: int) -> list[list[int]]:
+    """The same rows in `count` batches, the largest halved until there are as many; ValueError if rows run out."""
+    cuts = [list(one) for one in cuts]
+    while len(cuts) < count:
+        largest = max(cuts, key=len)
+        if len(largest) < 2:
+            raise ValueError(f"{sum(map(len, cuts))} rows cannot make {count} micro-batches")
+        half = len(largest) // 2
+        cuts.append(largest[half:])
+        del largest[half:]
     return cuts
 
 

@@ -1,7 +1,8 @@
 """The training side of the policy: verl's own TrainingWorker in this process, driven over rows.
 
 Invariant: the gradient is the sum over trained tokens of weight x loss, whatever the cut into rows and micro-batches.
-One optimizer step per mini-batch of whole groups; rows without any weight cost nothing and change nothing.
+One optimizer step per mini-batch of whole groups; rows without any weight cost nothing and change nothing. In a group
+of several ranks each computes its share of the rows (sharing.py); who writes checkpoints there is the caller's choice.
 Refuses to normalise: weights come folded with the batch (`objective`), and verl only sums.
 """
 
@@ -46,8 +47,10 @@ class TrainWorker:
         import torch
 
         from swe_lightning.policy.reference import Reference
+        from swe_lightning.policy.sharing import Sharing
         from swe_lightning.policy.token_loss import TokenLoss
 
+        self.sharing = Sharing()
         torch.set_num_threads(training.threads)
         self.loss = TokenLoss.of(algorithm)
         self.worker.set_loss_fn(self.loss)
@@ -99,7 +102,7 @@ class TrainWorker:
             self.engine.optimizer_zero_grad()
             for rows, columns in self._prepare(batch):
                 if rows:
-                    self.engine.forward_backward_batch(self._pack(rows, columns), self.loss)
+                    self.engine.forward_backward_batch(self._pack(*self.sharing.take(rows, columns)), self.loss)
             return {
                 name: checkpoint.full(parameter.grad).cpu().numpy().copy()
                 for name, parameter in self.engine.module.named_parameters()
@@ -108,7 +111,7 @@ class TrainWorker:
 
     def logprobs(self, rows: Sequence[Row]) -> list[np.ndarray]:
         """Log-probability of each trained token, aligned to `ids`; 0.0 at position 0 and where mask is 0."""
-        return self._forward(rows)
+        return self.sharing.together(rows, self._forward)
 
     # -- supervised -----------------------------------------------------------------------------------------------
 
@@ -194,7 +197,7 @@ class TrainWorker:
         if self.loss.correction != "none" and (count > 1 or policy.level == "sequence"):
             # The policy before the first step is the reference point of all of them.
             for rows, columns in prepared:
-                old = self._forward(rows)
+                old = self.sharing.together(rows, self._forward)
                 columns |= {"old_logprobs": old, "is_weights": correct(rows, old, policy)[0]}
         return prepared
 
@@ -218,18 +221,19 @@ class TrainWorker:
         if kl > 0:
             assert self.reference is not None
             columns["kl_weights"] = [kl * w for w in even]
-            columns["ref_logprobs"] = self.reference.logprobs(rows)
+            columns["ref_logprobs"] = self.sharing.together(rows, self.reference.logprobs)
         if entropy > 0:
             columns["entropy_weights"] = [entropy * w for w in even]
         return columns
 
     def _step(self, rows: Sequence[Row], columns: Columns, lr: float) -> dict[str, Any]:
-        """Forward, backward, clip, one optimizer step through verl; metrics per micro-batch and the gradient norm."""
+        """Forward, backward, clip, one optimizer step through verl; metrics of every rank's micro-batches (verl gathers
+        them) and the gradient norm."""
         from verl.utils import tensordict_utils as tu
 
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
-        metrics = tu.get(self.worker.train_batch(self._pack(rows, columns)), "metrics")
+        metrics = tu.get(self.worker.train_batch(self._pack(*self.sharing.take(rows, columns))), "metrics")
         norm = float(metrics["grad_norm"])
         if not np.isfinite(norm):
             raise SwelError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
 
 
 def main(rank: int, ranks: int, store: str, model: Path, out: Path) -> None:
@@ -15,6 +16,9 @@ def main(rank: int, ranks: int, store: str, model: Path, out: Path) -> None:
     import torch.distributed as dist
 
     dist.init_process_group("cpu:gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
+    ours = ModuleType("tests")  # some installed package also calls itself `tests`
+    ours.__path__ = [str(Path(__file__).resolve().parents[1])]
+    sys.modules["tests"] = ours
     from tests.policy.test_worker_ranks import trials
 
     found = trials(model, engine="verl")

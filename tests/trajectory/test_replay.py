@@ -1,7 +1,7 @@
 """Real conversations through real tokenizers and chat templates: the report names every break.
 
-The tokenizers come with the [dev] extra, the templates are fetched once. A conversation of our own is replayed everywhere;
-the 15 of real agents, and real token drift, where ../shared/data is (benchmarks/replay.py takes other trajectories).
+The tokenizers come with the [dev] extra, the templates are fetched once. A conversation of our own is replayed
+everywhere; the 15 of real agents, and real token drift, where ../shared/data is.
 """
 
 from __future__ import annotations
