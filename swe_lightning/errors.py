@@ -61,10 +61,13 @@ class InfraError(SwelError):
 
 
 class SandboxStartError(InfraError):
-    """A sandbox could not be created."""
+    """A sandbox could not be created. `permanent`: another try on this machine would end the same way."""
 
-    def __init__(self, message: str, reason: InfraReason = InfraReason.SANDBOX_START) -> None:
+    def __init__(
+        self, message: str, reason: InfraReason = InfraReason.SANDBOX_START, *, permanent: bool = False
+    ) -> None:
         super().__init__(reason, message)
+        self.permanent = permanent
 
 
 class SandboxLost(InfraError):

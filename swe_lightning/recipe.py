@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -32,6 +32,9 @@ class Section(BaseModel):
     """Base of all sections: no unknown keys, validated defaults, field docstrings in the schema."""
 
     model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True)
+
+
+S = TypeVar("S", bound=Section)
 
 
 class Tasks(Section):
@@ -107,6 +110,8 @@ class SandboxSection(Section):
     pids: int = Field(512, ge=16)
     disk_mb: int = Field(4096, ge=16)
     """Bytes the agent may write, tree and /tmp together."""
+    keep: Path | None = None
+    """Debugging: leave the tree of every box (rollouts, gradings), as it was at its end, in this directory."""
     whitelist: list[str] = Field(default_factory=list)
     """Services (host:port) that agent and tests may reach; everything else stays out of reach. Default: none."""
     show_tests: bool = False
@@ -388,6 +393,14 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
 def validate_recipe(data: dict[str, Any], where: str) -> Recipe:
     try:
         return Recipe.model_validate(data)
+    except ValidationError as error:
+        raise RecipeError(f"{where}: " + "; ".join(_explain(e) for e in error.errors())) from error
+
+
+def validated(kind: type[S], data: dict[str, Any], where: str) -> S:
+    """One section from values of the command line."""
+    try:
+        return kind.model_validate(data)
     except ValidationError as error:
         raise RecipeError(f"{where}: " + "; ".join(_explain(e) for e in error.errors())) from error
 

@@ -41,4 +41,8 @@ def make_backend(section: SandboxSection, memo_dir: Path | None = None) -> Backe
         from swe_lightning.sandbox.memo import RememberingBackend
 
         backend = RememberingBackend(backend, section.remember_commands, memo_dir)
+    if section.keep is not None:
+        from swe_lightning.sandbox.keep import KeepingBackend
+
+        backend = KeepingBackend(backend, section.keep)
     return backend

@@ -14,11 +14,11 @@ from swe_lightning.errors import MissingPart, SandboxStartError
 ROOT_BOX_UID = 1_879_048_192  # first id no distribution hands out
 
 
-def start_error(said: str) -> SandboxStartError | MissingPart:
+def start_error(said: str, *, permanent: bool = False) -> SandboxStartError | MissingPart:
     """bubblewrap's own words, unless they mean that this machine can start no box at all."""
     if "namespace" in said or "setting up uid map" in said:
         return MissingPart(why_no_namespaces(said))
-    return SandboxStartError(f"cannot start a sandbox: {said}")
+    return SandboxStartError(f"cannot start a sandbox: {said}", permanent=permanent)
 
 
 def why_no_namespaces(detail: str) -> str:

@@ -40,6 +40,7 @@ from swe_lightning.sandbox.client import (
 from swe_lightning.sandbox.network import Network, endpoints
 from swe_lightning.sandbox.pyenv import test_environment
 from swe_lightning.sandbox.relay import Relay, RelayedBox
+from swe_lightning.sandbox.starts import Starts
 from swe_lightning.services import Service
 
 START_TIMEOUT_S = 60.0
@@ -67,6 +68,7 @@ class LocalSandbox:
         self._root, self._pidfd = root, pidfd
         self._base, self._groups = base, groups
         self.relayed: RelayedBox | None = None
+        self.owner: LocalBackend | None = None  # its end would be this box's
         self._closing = threading.Lock()
         self._open = True
         self._unchanged = treediff.stamps(root) if layout == "copy" else {}
@@ -118,11 +120,18 @@ class LocalBackend:
     """Makes boxes. Thread-safe; after a fork the child gets a launcher of its own."""
 
     def __init__(
-        self, *, env_dir: Path | None = None, force_copy: bool = False, whitelist: tuple[Service, ...] = ()
+        self,
+        *,
+        env_dir: Path | None = None,
+        force_copy: bool = False,
+        whitelist: tuple[Service, ...] = (),
+        start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         self._env_dir = env_dir
         self._force_copy = force_copy
         self._whitelist = whitelist
+        self._start_timeout_s = start_timeout_s
+        self._starts = Starts()
         self._lock = threading.Lock()
         self._launcher: tuple[int, subprocess.Popen[bytes], socket.socket] | None = None
         self._relay: tuple[int, Relay] | None = None
@@ -142,7 +151,18 @@ class LocalBackend:
         for path in files:
             check_relative(path)
         if not tree.is_dir():
-            raise SandboxStartError(f"cannot start a sandbox: no directory {tree}")
+            raise SandboxStartError(f"cannot start a sandbox: no directory {tree}", permanent=True)
+        return self._starts.run(lambda: self._create(tree, env, limits, label, files, gateway))
+
+    def _create(
+        self,
+        tree: Path,
+        env: Mapping[str, str],
+        limits: Limits,
+        label: str,
+        files: Mapping[str, bytes],
+        gateway: Service | None,
+    ) -> LocalSandbox:
         name = f"{os.getpid()}-{secrets.token_hex(6)}"
         groups = cgroups.create(name, limits)
         sockets, hosts = endpoints(Network(gateway, self._whitelist))
@@ -161,7 +181,7 @@ class LocalBackend:
         try:
             with theirs:
                 self._send_request(request, files, theirs.fileno(), errors)
-            ours.settimeout(START_TIMEOUT_S)
+            ours.settimeout(self._start_timeout_s)
             ours.sendall(
                 pack(
                     b"init",
@@ -178,6 +198,7 @@ class LocalBackend:
             box = LocalSandbox(ours, fds[0], pidfd, base, layout, name, groups)
             if sockets:
                 box.relayed = self._ready_relay().open(fds[1:], [e.target for e in sockets])
+            box.owner = self
             registry.remember(name, label, pidfd, groups)
             return box
         except BaseException as error:
@@ -189,9 +210,10 @@ class LocalBackend:
                     os.close(fd)
             cgroups.remove(groups)
             if isinstance(error, OSError):
-                raise host.start_error(
-                    os.pread(errors, 2000, 0).decode(errors="replace").strip() or str(error)
-                ) from error
+                said = os.pread(errors, 2000, 0).decode(errors="replace").strip()
+                timed_out = isinstance(error, TimeoutError)
+                why = f"no answer within {self._start_timeout_s:g} s" if timed_out else str(error)
+                raise host.start_error(said or why, permanent=timed_out) from error
             raise
         finally:
             os.close(errors)
@@ -263,7 +285,7 @@ class LocalBackend:
         finally:
             os.close(text)
             theirs.close()
-        ours.settimeout(START_TIMEOUT_S)
+        ours.settimeout(self._start_timeout_s)
         answer = ours.recv(1 << 16)
         ours.settimeout(None)
         if not answer:
