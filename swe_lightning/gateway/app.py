@@ -44,7 +44,8 @@ class Gateway:
         self.store, self.gate, self.upstreams, self.keyring = store, gate, upstreams, keyring
         self.max_body = max_body
         self.changes = Changes()
-        store.on_change, store.on_end = self.changes.notify, upstreams.forget
+        store.on_change = self.changes.notify
+        store.on_end = lambda rollout_id, attempt: self.changes.in_loop(self._let_go, rollout_id, attempt)
         self.health = HealthChecks(upstreams, health)
         self.proxy = Proxy(store, gate, upstreams, keyring, max_body=max_body)
         self.control = build_control(self)
@@ -68,6 +69,11 @@ class Gateway:
             await self.health.stop()
             await self.upstreams.close()
             await run_in_threadpool(self.store.close)
+
+    def _let_go(self, rollout_id: str, attempt: int) -> None:
+        """The attempt has ended: nothing of it stays in memory."""
+        self.upstreams.forget(rollout_id)
+        self.proxy.spellings.forget(rollout_id, attempt)
 
     def stopping(self) -> None:
         """Refuse new calls and answer long polls; what is at a model server goes on."""

@@ -24,8 +24,12 @@ class Changes:
 
     def notify(self) -> None:
         """From any thread."""
+        self.in_loop(self._wake)
+
+    def in_loop(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Run `action` in the event loop, from any thread; nothing happens once the loop is gone."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake)
+            self._loop.call_soon_threadsafe(action, *arguments)
 
     def close(self) -> None:
         """Every poll answers now, with what there is."""

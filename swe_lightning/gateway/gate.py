@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from swe_lightning.gateway.meter import CALL_S, Histogram
 from swe_lightning.gateway.problems import Problem, shutting_down
 
 
@@ -41,6 +42,7 @@ class Gate:
         self.in_flight = 0
         self.waiting = 0
         self.refused = 0
+        self.waited = Histogram(CALL_S)
         self._per_rollout: dict[str, int] = {}
         self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self._idle = asyncio.Event()
@@ -71,6 +73,10 @@ class Gate:
                 del self._per_rollout[rollout_id]
             else:
                 self._per_rollout[rollout_id] -= 1
+
+    def __len__(self) -> int:
+        """Rollouts with an open call."""
+        return len(self._per_rollout)
 
     def pause(self) -> None:
         """Stop admitting. What is in flight goes on; use drain() to wait for it."""
@@ -126,6 +132,7 @@ class Gate:
                 self._leave()
             raise
         finally:
+            self.waited.observe(time.monotonic() - since)
             if not place.done():
                 place.cancel()
                 self.waiting -= 1

@@ -20,6 +20,9 @@ Key = tuple[str, int]
 _ROW = [column for column in events.c if column.name != "kind"]
 
 
+_KEPT = 16_384
+
+
 @dataclass(slots=True)
 class History:
     next: int = 1
@@ -41,10 +44,15 @@ class Histories:
 
     def of(self, tx: Transaction, key: Key) -> History:
         history = self._known.setdefault(key, History())
+        if len(self._known) > _KEPT:  # attempts that ended in another process; whoever is not over is read again
+            self.drop(next(iter(self._known)))
         if history.epoch != self.epoch:
             self._catch_up(tx.connection, key, history)
             history.epoch = self.epoch
         return history
+
+    def __len__(self) -> int:
+        return len(self._known)
 
     def drop(self, key: Key) -> None:
         self._known.pop(key, None)

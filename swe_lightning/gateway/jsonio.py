@@ -11,6 +11,8 @@ from typing import Any
 
 import orjson
 
+_NUMPY = orjson.OPT_SERIALIZE_NUMPY
+
 
 def loads(data: bytes) -> Any:
     """Parsed JSON; ValueError if it is none."""
@@ -22,7 +24,7 @@ def loads(data: bytes) -> Any:
 
 def dumps(value: Any, *, sort_keys: bool = False) -> bytes:
     try:
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort_keys else None)
+        return orjson.dumps(value, option=_NUMPY | (orjson.OPT_SORT_KEYS if sort_keys else 0))
     except TypeError:  # orjson.JSONEncodeError is one
         return json.dumps(value, separators=(",", ":"), allow_nan=False, sort_keys=sort_keys).encode()
 

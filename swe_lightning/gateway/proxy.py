@@ -19,6 +19,7 @@ from typing import Any
 from swe_lightning.gateway import asking, recording, routes
 from swe_lightning.gateway.gate import Gate
 from swe_lightning.gateway.jsonio import dumps, loads
+from swe_lightning.gateway.meter import CALL_S, Histogram
 from swe_lightning.gateway.problems import Problem
 from swe_lightning.gateway.protocols import ADAPTERS, COUNT_TOKENS, MODELS, anthropic
 from swe_lightning.gateway.protocols.base import Adapter
@@ -64,7 +65,11 @@ class Proxy:
         self.max_body = max_body
         self.results: Counter[str] = Counter()
         """Calls by result: ok, an Untrainable reason, or a Problem's code."""
-        self.seconds = 0.0
+        self.untrainable: Counter[str] = Counter()
+        """Recorded calls that may not be trained on, by reason."""
+        self.seconds = Histogram(CALL_S)
+        """From arrival to commit, of answered calls."""
+        self.tokens: Counter[str] = Counter()
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         try:
@@ -160,17 +165,25 @@ class Proxy:
                 raise
             call = _call(request, reply)
             await self.store.writer.acall(self.store.record_call(call))
-        self.results[call.reason or "ok"] += 1
-        self.seconds += call.ended_at - request.started
+        self._count_answer(call)
         self.spellings.note(route.rollout_id, route.attempt, reply.body)
         if request.asked.get("stream"):
             return _SSE, adapter.events(reply.body, request.asked)
         return _JSON, dumps(adapter.answer(reply.body, request.asked))
 
+    def _count_answer(self, call: ModelCall) -> None:
+        self.results[call.reason or "ok"] += 1
+        if call.reason is not None:
+            self.untrainable[call.reason] += 1
+        self.seconds.observe(time.time() - call.started_at)
+        self.tokens["prompt"] += len(call.prompt_ids)
+        self.tokens["response"] += len(call.response_ids)
+
     async def _record_failure(self, request: Request, reason: Untrainable, message: str, *, retries: int = 0) -> None:
         """A call that brought nothing to train on is still part of the history; never in the way of its own error."""
         call = _unanswered(request)
         call.response, call.reason, call.retries = {"error": message}, reason, retries
+        self.untrainable[reason] += 1
         try:
             await self.store.writer.acall(self.store.record_call(call, unless_known=True))
         except Problem as problem:

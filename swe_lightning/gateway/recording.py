@@ -235,7 +235,9 @@ def broken_history(body: dict[str, Any]) -> bool:
 
 
 def _ids(value: Any) -> np.ndarray | None:
-    """The list as int32, or None if it is not a list of token ids."""
+    """The list as int32, or None if it is not a list of token ids. Long lists come as arrays (see reply_reader.py)."""
+    if isinstance(value, np.ndarray):
+        return value
     array = _numbers(value, "iu")
     if array is None or (array.size and (array.min() < 0 or array.max() > 0x7FFFFFFF)):
         return None

@@ -25,6 +25,13 @@ class Spellings:
         self._store = store
         self._known: OrderedDict[tuple[str, int], dict[str, list[str]]] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def forget(self, rollout_id: str, attempt: int) -> None:
+        """The attempt has ended."""
+        self._known.pop((rollout_id, attempt), None)
+
     async def of(self, rollout_id: str, attempt: int) -> dict[str, list[str]]:
         key = (rollout_id, attempt)
         if key not in self._known:

@@ -33,13 +33,13 @@ from swe_lightning.records import ModelCall, Outcome, Rollout, RolloutState
 
 class Store(Reads):
     """One per gateway process. Called from the writer thread: `on_change` after a rollout changed its state, `on_end`
-    with its id after an attempt ended."""
+    with its id and number after an attempt ended."""
 
     def __init__(self, url: str, *, on_change: Callable[[], None] = lambda: None, linger_s: float = 0.002) -> None:
         self.engine = database.open_engine(url)
         self.shared = database.is_shared(self.engine)
         self.on_change = on_change
-        self.on_end: Callable[[str], None] = lambda rollout_id: None
+        self.on_end: Callable[[str, int], None] = lambda rollout_id, attempt: None
         self._name = uuid.uuid4().hex
         self._histories = Histories()
         self._live: dict[str, tuple[Live, int]] = {}
@@ -53,6 +53,10 @@ class Store(Reads):
     def close(self) -> None:
         self.writer.close()
         self.engine.dispose()
+
+    def kept(self) -> dict[str, int]:
+        """Entries in memory of attempts in progress."""
+        return {"running": len(self._live), "histories": len(self._histories)}
 
     def belong_to(self, key: str) -> None:
         """Bind a shared store to the run that signs with `key`; UserError if it is another run's.
@@ -294,7 +298,7 @@ class Store(Reads):
         commit, in case the attempt's claim is in the same batch and its hook fills the cache."""
         self._live.pop(rollout_id, None)
         tx.hooks.append(lambda: self._live.pop(rollout_id, None))
-        tx.hooks.append(lambda: self.on_end(rollout_id))
+        tx.hooks.append(lambda: self.on_end(rollout_id, attempt))
         self._histories.drop((rollout_id, attempt))
 
     def _forget(self) -> None:

@@ -64,6 +64,10 @@ class Keyring:
         """Says which key this is without saying anything about it."""
         return hashlib.sha256(b"swel store of " + self._secret.encode()).hexdigest()[:16]
 
+    def __len__(self) -> int:
+        """Verified tokens that are remembered."""
+        return len(self._verified)
+
     def mint(
         self, scope: str, *, rollout_id: str | None = None, attempt: int | None = None, ttl_s: float = 30 * DAY_S
     ) -> str:

@@ -18,8 +18,10 @@ from typing import Any
 import aiohttp
 
 from swe_lightning.gateway.endpoints import Endpoint
-from swe_lightning.gateway.jsonio import dumps, loads
+from swe_lightning.gateway.jsonio import dumps
+from swe_lightning.gateway.meter import CALL_S, Histogram
 from swe_lightning.gateway.problems import Problem, shutting_down
+from swe_lightning.gateway.reply_reader import ReplyReader
 
 VERSION_HEADER = "x-swel-weight-version"
 _STICKY = 65536
@@ -57,6 +59,9 @@ class Upstreams:
     def __init__(self, limits: UpstreamLimits | None = None) -> None:
         self.limits = limits or UpstreamLimits()
         self.retries = 0
+        self.seconds = Histogram(CALL_S)
+        """Of one exchange with a model server, whatever it answered."""
+        self.replies = ReplyReader()
         self._endpoints: dict[str, Endpoint] = {}
         self._sticky: OrderedDict[str, str] = OrderedDict()
         self._session: aiohttp.ClientSession | None = None
@@ -83,8 +88,9 @@ class Upstreams:
             endpoint.abandon()  # the rollouts here move now, not when this server ends
 
     def forget(self, rollout_id: str) -> None:
-        """The rollout has ended (from any thread)."""
+        """An attempt has ended: what was kept for its next call goes."""
         self._sticky.pop(rollout_id, None)
+        self.replies.forget(rollout_id)
 
     @property
     def placed(self) -> int:
@@ -128,7 +134,7 @@ class Upstreams:
                 raise shutting_down(tries=tries)
             endpoint = self.endpoint_of(rollout_id)
             try:
-                return await self._once(endpoint, path, body, tries)
+                return await self._once(endpoint, rollout_id, path, body, tries)
             except _Unavailable as error:
                 failure = error
             tries += 1
@@ -144,15 +150,16 @@ class Upstreams:
             self.retries += 1
             await asyncio.sleep(min(0.05 * 2 ** min(tries, 6), 2.0))
 
-    async def _once(self, endpoint: Endpoint, path: str, body: dict[str, Any], tries: int) -> Reply:
-        version = endpoint.version
+    async def _once(self, endpoint: Endpoint, rollout_id: str, path: str, body: dict[str, Any], tries: int) -> Reply:
+        version, started = endpoint.version, time.monotonic()
         status, headers, raw = await self._exchange(
             endpoint, endpoint.address(path), dumps(body | {"model": endpoint.name})
         )
+        self.seconds.observe(time.monotonic() - started)
         if status == 503:
             raise _Unavailable(f"503 {raw[:200].decode(errors='replace')}")
         try:
-            parsed, text = loads(raw), ""
+            parsed, text = self.replies.parse(raw, rollout_id), ""
         except ValueError:
             parsed, text = None, raw[:500].decode(errors="replace")
         start, end = _versions(headers.get(VERSION_HEADER), version, endpoint.version)

@@ -22,6 +22,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from swe_lightning.gateway import database, schema
+from swe_lightning.gateway.meter import COMMIT_S, Histogram
 from swe_lightning.gateway.problems import Problem
 
 Operation = Callable[["Transaction"], Any]
@@ -96,6 +97,8 @@ class Writer:
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closed = False
         self.commits = 0
+        self.commit_seconds = Histogram(COMMIT_S)
+        self._company = False
         self.operations = 0
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
@@ -164,7 +167,7 @@ class Writer:
         first = self._queue.get()
         if first is None:
             return None
-        if self._linger_s:
+        if self._linger_s and (self._company or not self._queue.empty()):
             time.sleep(self._linger_s)
         jobs = [first]
         with contextlib.suppress(queue.Empty):
@@ -174,9 +177,11 @@ class Writer:
                     self._queue.put(None)
                     break
                 jobs.append(job)
+        self._company = len(jobs) > 1  # who came alone last time does not wait for company
         return jobs
 
     def _commit(self, jobs: list[_Job], again: bool) -> Exception | None:
+        started = time.monotonic()
         try:
             if self._connection is None:
                 self._connection = database.writing(self._engine.connect())
@@ -196,6 +201,7 @@ class Writer:
             for job in jobs:
                 job.error = database.as_problem(error)
             return error
+        self.commit_seconds.observe(time.monotonic() - started)
         for hook in transaction.hooks:
             hook()
         self.commits += 1
