@@ -62,11 +62,13 @@ class Gateway:
         for model in self.store.models():
             self.upstreams.register(**model)
         await self.upstreams.start()
+        await self.gate.start()
         self.health.start()
         try:
             yield
         finally:
             await self.health.stop()
+            await self.gate.stop()
             await self.upstreams.close()
             await run_in_threadpool(self.store.close)
 

@@ -44,7 +44,7 @@ class Gate:
         self.refused = 0
         self.waited = Histogram(CALL_S)
         self._per_rollout: dict[str, int] = {}
-        self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._queues: OrderedDict[str, deque[asyncio.Future[bool]]] = OrderedDict()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -55,24 +55,22 @@ class Gate:
             raise shutting_down()
         held = self._per_rollout.get(rollout_id, 0)
         if held >= self.limits.max_per_rollout:
-            self.refused += 1
-            message = f"rollout {rollout_id} has {held} calls open, its limit is {self.limits.max_per_rollout}"
-            raise Problem(429, "rollout_busy", message, retry_after_s=1)
+            raise self._busy(rollout_id, held)
         self._per_rollout[rollout_id] = held + 1
         try:
-            if self.paused or self._queues or self.in_flight >= self.limits.max_in_flight:
-                await self._wait(rollout_id)
-            else:
-                self._enter()
+            await self._take_place(rollout_id)
             try:
                 yield
             finally:
                 self._leave()
         finally:
-            if self._per_rollout[rollout_id] == 1:
-                del self._per_rollout[rollout_id]
-            else:
-                self._per_rollout[rollout_id] -= 1
+            self._let_go(rollout_id)
+
+    async def start(self) -> None:
+        """Before the first call."""
+
+    async def stop(self) -> None:
+        """After the last call."""
 
     def __len__(self) -> int:
         """Rollouts with an open call."""
@@ -115,12 +113,29 @@ class Gate:
             "rollouts": len(self._per_rollout),
         }
 
+    async def _take_place(self, rollout_id: str) -> None:
+        if self.paused or self._queues or self.in_flight >= self.limits.max_in_flight:
+            await self._wait(rollout_id)
+        else:
+            self._enter()
+
+    def _let_go(self, rollout_id: str) -> None:
+        if self._per_rollout[rollout_id] == 1:
+            del self._per_rollout[rollout_id]
+        else:
+            self._per_rollout[rollout_id] -= 1
+
+    def _busy(self, rollout_id: str, held: int) -> Problem:
+        self.refused += 1
+        message = f"rollout {rollout_id} has {held} calls open, its limit is {self.limits.max_per_rollout}"
+        return Problem(429, "rollout_busy", message, retry_after_s=1)
+
     async def _wait(self, rollout_id: str) -> None:
         """Wait in the rollout's queue for _pump to take a place for this call."""
         if self.waiting >= self.limits.max_waiting:
             self.refused += 1
             raise Problem(429, "gateway_busy", f"{self.waiting} calls are waiting already", retry_after_s=5)
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        place: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         queue = self._queues.setdefault(rollout_id, deque())
         queue.append(place)
         self.waiting += 1
@@ -128,7 +143,9 @@ class Gate:
         try:
             await asyncio.wait({place}, timeout=self.limits.pause_wait_s)
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():  # admitted in the same moment: give the place back
+            if (
+                place.done() and not place.cancelled() and place.result()
+            ):  # admitted in the same moment: give the place back
                 self._leave()
             raise
         finally:
@@ -145,17 +162,23 @@ class Gate:
             code, why = ("paused", "paused") if self.paused else ("gateway_busy", "full")
             message = f"the gateway is {why}; waited {time.monotonic() - since:.0f} s"
             raise Problem(503, code, message, retry_after_s=30)
+        if not place.result():
+            raise self._busy(rollout_id, self.limits.max_per_rollout)
 
     def _pump(self) -> None:
         """Admit waiting calls, one per rollout in turn, while there is room."""
         while self._queues and not self.paused and self.in_flight < self.limits.max_in_flight:
-            rollout_id, queue = self._queues.popitem(last=False)
-            place = queue.popleft()
-            if queue:
-                self._queues[rollout_id] = queue  # to the end of the line
-            self.waiting -= 1
-            self._enter()
-            place.set_result(None)
+            self._admit_first(next(iter(self._queues)))
+
+    def _admit_first(self, rollout_id: str) -> None:
+        """Admit the rollout's oldest waiting call; the rollout goes to the end of the line."""
+        queue = self._queues.pop(rollout_id)
+        place = queue.popleft()
+        if queue:
+            self._queues[rollout_id] = queue
+        self.waiting -= 1
+        self._enter()
+        place.set_result(True)
 
     def _enter(self) -> None:
         self.in_flight += 1

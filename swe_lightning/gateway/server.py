@@ -21,6 +21,7 @@ import resource
 import signal
 import socket
 import sys
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,9 @@ from swe_lightning.rundir import RunDir, write_atomic
 
 if TYPE_CHECKING:
     from swe_lightning.gateway.app import Gateway
+    from swe_lightning.gateway.gate import Gate
+    from swe_lightning.gateway.store import Store
+    from swe_lightning.gateway.upstream import Upstreams
 
 log = logging.getLogger("swel.gateway")
 
@@ -100,8 +104,25 @@ def _build(run: RunDir, store_url: str, settings: Settings) -> Gateway:
     keyring = Keyring.load_or_create(run.key_file)
     store = Store(store_url, linger_s=settings.linger_s)
     store.belong_to(keyring.fingerprint())
-    gate = Gate(settings.gate, paused=store.get_meta("paused") == "1")
-    return Gateway(store, gate, Upstreams(settings.upstream), keyring, health=settings.health)
+    upstreams, paused = Upstreams(settings.upstream), store.get_meta("paused") == "1"
+    if store.shared:
+        gate: Gate = _shared_gate(run, store, settings, upstreams, paused)
+    else:
+        gate = Gate(settings.gate, paused=paused)
+    return Gateway(store, gate, upstreams, keyring, health=settings.health)
+
+
+def _shared_gate(run: RunDir, store: Store, settings: Settings, upstreams: Upstreams, paused: bool) -> Gate:
+    """A gate on the store's board. The run's lock says that its former gateway is dead: its places are free now."""
+    from swe_lightning.gateway.board import Board
+    from swe_lightning.gateway.shared_gate import SharedGate
+
+    file, name = run.path / "gateway.id", uuid.uuid4().hex
+    board = Board(store.engine, name, settings.gate)
+    if file.exists():
+        board.leave(file.read_text())
+    write_atomic(file, name)
+    return SharedGate(board, settings.gate, upstreams, store.heard, paused=paused)
 
 
 def _bind(host: str, port: int) -> socket.socket:

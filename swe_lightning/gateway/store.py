@@ -41,6 +41,7 @@ class Store(Reads):
         self.on_change = on_change
         self.on_end: Callable[[str, int], None] = lambda rollout_id, attempt: None
         self._name = uuid.uuid4().hex
+        self._own_changes = self._others_changes = 0
         self._histories = Histories()
         self._live: dict[str, tuple[Live, int]] = {}
         """Running attempts and the epoch (see histories.py) in which that was certain."""
@@ -158,9 +159,13 @@ class Store(Reads):
         live, _ = self._live.get(rollout_id, (None, 0))
         return live if live is not None and live.attempt == attempt else None
 
-    def doubt(self) -> None:
-        """Another process changed something: ask the tables again which attempts run. From any thread."""
-        self._live.clear()
+    def heard(self, changes: int) -> None:
+        """So many commits have changed rollouts, ours included. What others did wakes long polls and empties the cache
+        of running attempts. From any thread."""
+        if changes - self._own_changes != self._others_changes:
+            self._others_changes = changes - self._own_changes
+            self._live.clear()
+            self.on_change()
 
     def live(self, rollout_id: str, attempt: int) -> Live:
         """The running attempt; Problem 404 or 409 if there is no such rollout or the attempt is not running."""
@@ -262,6 +267,10 @@ class Store(Reads):
         """Tell the other processes that a rollout changed (they look at this number; see board.py)."""
         if tx.hooks:
             tx.connection.execute(sa.update(turn).values(changes=turn.c.changes + 1))
+            tx.hooks.append(self._count_own)
+
+    def _count_own(self) -> None:
+        self._own_changes += 1
 
     def _must_run(self, tx: Transaction, rollout_id: str, attempt: int) -> None:
         """Problem unless the attempt runs; asks the table only if this process cannot know."""

@@ -36,7 +36,9 @@ class Postgres:
 
     def __init__(self, bin_dir: Path) -> None:
         self.bin = bin_dir
-        self.home = Path(tempfile.mkdtemp(prefix="swel-pg-"))
+        # In memory where that is possible: killing processes is all that happens here, and a disk makes it slow.
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self.home = Path(tempfile.mkdtemp(prefix="swel-pg-", dir=memory))
         self.data = self.home / "data"
         self.user: str | None = "nobody" if os.geteuid() == 0 else None
         self.password = secrets.token_hex(8)
@@ -107,6 +109,10 @@ def server() -> Iterator[Postgres]:
 
 @pytest.fixture
 def database(request: pytest.FixtureRequest) -> str:
+    return empty_database(request)
+
+
+def empty_database(request: pytest.FixtureRequest) -> str:
     """URL of an empty database."""
     given = os.environ.get(OVERRIDE)
     if given:

@@ -1,0 +1,94 @@
+"""Limits over several gateways, on a real PostgreSQL: absolute numbers, leases, shares."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from swe_lightning.gateway.board import Board, Report
+from swe_lightning.gateway.gate import GateLimits
+from swe_lightning.gateway.store import Store
+
+from .postgres import Postgres, database, server, text  # noqa: F401
+
+LIMITS = GateLimits(max_in_flight=4, max_per_rollout=3)
+
+
+@pytest.fixture
+def store(database: str) -> Iterator[Store]:  # noqa: F811
+    store = Store(database, linger_s=0)
+    yield store
+    store.close()
+
+
+def board(store: Store, name: str, **options: Any) -> Board:
+    board = Board(store.engine, name, LIMITS, **options)
+    board.exchange(Report({}))
+    return board
+
+
+def test_the_global_limit_holds_and_a_waiting_gateway_gets_its_share(store: Store) -> None:
+    a, b = board(store, "a"), board(store, "b")
+    assert a.exchange(Report({}, in_flight=0, waiting=9)).granted == 4
+    assert b.exchange(Report({}, in_flight=0, waiting=9)).granted == 0
+    assert a.exchange(Report({}, in_flight=3, waiting=5)).granted == 0  # b waits, and a has more than half
+    assert b.exchange(Report({}, in_flight=0, waiting=9)).granted == 1
+    assert a.exchange(Report({}, in_flight=1, waiting=5)).granted == 1
+    assert a.in_flight() == 3
+
+
+def test_the_limit_of_a_rollout_counts_calls_elsewhere(store: Store) -> None:
+    a, b = board(store, "a"), board(store, "b")
+    assert a.exchange(Report({"r": 0, "s": 0}, {"r": 2, "s": 5})).accepted == {"r": 2, "s": 3}
+    assert b.exchange(Report({"r": 0, "s": 0}, {"r": 2, "s": 1})).accepted == {"r": 1, "s": 0}
+    a.exchange(Report({"r": 1}))
+    assert b.exchange(Report({"r": 1}, {"r": 1})).accepted == {"r": 1}
+    a.exchange(Report({"r": 0}))
+    assert a.exchange(Report({"r": 0}, {"r": 3})).accepted == {"r": 1}
+
+
+def test_nothing_is_granted_after_a_committed_pause(store: Store) -> None:
+    a = board(store, "a")
+    store.writer.call(store.set_meta("paused", "1"))
+    assert (a.exchange(Report({}, waiting=1)).granted, a.exchange(Report({}, waiting=1)).paused) == (0, True)
+    store.writer.call(store.set_meta("paused", "0"))
+    assert a.exchange(Report({}, waiting=1)).granted == 1
+
+
+def test_a_silent_gateway_loses_its_places_and_reports_everything_when_it_is_back(store: Store) -> None:
+    a, b = board(store, "a", lease_s=0.3), board(store, "b")
+    b.exchange(Report({"r": 0}, {"r": 3}, in_flight=4, waiting=0))
+    assert a.exchange(Report({"r": 0}, {"r": 1}, waiting=1)).granted == 0
+    time.sleep(0.4)
+    seen = a.exchange(Report({"r": 0}, {"r": 2}, waiting=2))
+    assert (seen.granted, seen.accepted, seen.gateways) == (2, {"r": 2}, 1)
+    assert b.exchange(Report({}, in_flight=4)).forgotten
+    seen = a.exchange(Report({}, in_flight=2, waiting=3))
+    assert (seen.granted, seen.in_flight, seen.gateways) == (0, 6, 2)
+
+
+def test_a_beating_gateway_keeps_its_places(store: Store) -> None:
+    a, b = board(store, "a", lease_s=0.3), board(store, "b")
+    for number in range(6):
+        b.exchange(Report({}, in_flight=3 + number % 2))
+        time.sleep(0.1)
+        assert a.exchange(Report({}, waiting=9)).gateways == 2
+
+
+def test_an_outage_gives_everybody_a_whole_lease_again(server: Postgres) -> None:  # noqa: F811
+    from sqlalchemy.exc import SQLAlchemyError
+
+    store = Store(text(server.create()), linger_s=0)
+    a, b = board(store, "a", lease_s=0.5), board(store, "b")
+    assert b.exchange(Report({}, waiting=4)).granted == 4
+    a.exchange(Report({}, waiting=1))
+    server.stop()
+    with pytest.raises(SQLAlchemyError):
+        a.exchange(Report({}, waiting=1))
+    time.sleep(0.6)
+    server.start()
+    assert a.exchange(Report({}, waiting=1)).granted == 0
+    store.close()
