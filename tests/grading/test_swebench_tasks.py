@@ -244,12 +244,8 @@ ENDINGS = {
     "shell killed": b"import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos._exit(0)\n",
     "forged end marker": (
         b"import os, signal\nprint('test_new (tests.test_new.New.test_new) ... ok\\n"
-        b"test_mul (tests.test_new.New.test_mul) ... ok\\n\\nswel-end 0123 0', flush=True)\n"
-        b"os.kill(os.getppid(), signal.SIGKILL)\n"
-    ),
-    "test file rewritten": (
-        b"with open('/testbed/tests/test_new.py', 'w') as f:\n    f.write('import unittest\\n"
-        b"class New(unittest.TestCase):\\n    def test_new(self): pass\\n    def test_mul(self): pass\\n')\n"
+        b"test_mul (tests.test_new.New.test_mul) ... ok\\nother (tests.o.O.other) ... FAIL\\n\\nswel-end 0123 0',"
+        b" flush=True)\nos.kill(os.getppid(), signal.SIGKILL)\nos._exit(0)\n"
     ),
     "nonce looked for": (
         b"import os, re\nfor p in os.listdir('/proc'):\n    if p.isdigit():\n"
@@ -268,6 +264,18 @@ def test_a_session_that_is_not_proved_passes_nothing(grader: Grader, django: Tas
     assert verdict.why
 
 
+def test_a_test_file_rewritten_before_it_is_read_is_noticed(grader: Grader, row: Task, django: Task) -> None:
+    """An earlier test file imports the code, which rewrites the next one: its passes would be genuine."""
+    easy = "import unittest\\nclass New(unittest.TestCase):\\n def test_new(self): pass\\n def test_mul(self): pass\\n"
+    code = f"with open('/testbed/{ADDED}', 'w') as f:\n    f.write('{easy}')\n".encode() + BUGGY
+    later = row.model_copy(update={"FAIL_TO_PASS": [f"{ADDED}::New::test_new"], "PASS_TO_PASS": []})
+    labels = SCRIPT.format(command="python runtests.py tests.test_mul tests.test_new")
+    for task in (later, django.model_copy(update={"eval_script": labels})):
+        verdict = grader.grade(task, {CORE: FileState(code)})
+        assert not verdict.resolved
+        assert verdict.why == "a test file changed while the tests ran: ./tests/test_new.py"
+
+
 def test_the_nonce_is_in_no_argument_environment_or_file(grader: Grader, django: Task) -> None:
     """The probe of ENDINGS on a fixed tree: it asserts, so finding the nonce would break the tests."""
     verdict = grader.grade(django, {CORE: FileState(ENDINGS["nonce looked for"] + FIXED)})
@@ -281,8 +289,9 @@ def test_what_the_log_cannot_prove_is_said_to_be_weaker(grader: Grader, django: 
         f"    print({f'{line} ... ok'!r}, flush=True)\n" for line in lines
     ) + "    os._exit(0)\n"  # fmt: skip
     assert grader.grade(django, {CORE: FileState(forged.encode() + BUGGY)}).proof == "log"
-    printed = "import atexit, os\n@atexit.register\ndef end():\n" + "".join(
-        f"    print({'PASSED ' + i!r}, flush=True)\n" for i in (*row.FAIL_TO_PASS, *row.PASS_TO_PASS)
+    said = [*(f"PASSED {i}" for i in (*row.FAIL_TO_PASS, *row.PASS_TO_PASS)), "FAILED tests/other.py::other"]
+    printed = "import atexit\n@atexit.register\ndef end():\n" + "".join(
+        f"    print({line!r}, flush=True)\n" for line in said
     )
     assert not grader.grade(row, {CORE: FileState(printed.encode() + BUGGY)}).resolved
     assert "**count**" in (Path(__file__).parents[2] / "docs" / "grading.md").read_text()
@@ -295,6 +304,11 @@ def test_e1_a_runner_without_names_is_a_parse_error_unless_the_patch_made_it_so(
     assert caught.value.reason == InfraReason.PARSE_ERROR
     lists = {k: DJANGO[k] for k in ("FAIL_TO_PASS", "PASS_TO_PASS", "log_parser")}
     piped = SCRIPT.format(command="set -o pipefail; python runtests.py tests.test_new | cat")
+    only = SCRIPT.format(command=f"python -m pytest -q {ADDED}::New::test_new")
+    one = row.model_copy(update={"eval_script": only, "FAIL_TO_PASS": row.FAIL_TO_PASS[1:], "PASS_TO_PASS": []})
+    with pytest.raises(GradingError) as caught:
+        grader.grade(one, FIX)
+    assert caught.value.reason == InfraReason.PARSE_ERROR, "without the patch all fail: that shows nothing"
     silent = row.model_copy(update={**lists, "eval_script": piped})
     says = b"print('41 passed in 0.1s', flush=True)\nimport os\nos._exit(0)\n"
     verdict = grader.grade(silent, {CORE: FileState(says + BUGGY)})
