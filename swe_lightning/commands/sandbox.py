@@ -66,20 +66,24 @@ def shell(
 @app.command()
 def check(
     backend: BackendName = "local",
+    image: Annotated[str | None, typer.Option(help="Image to try it in (docker).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Try the known escapes in a box on this machine and print what happened."""
     from rich.console import Console
     from rich.table import Table
 
+    from swe_lightning.errors import UserError
     from swe_lightning.recipe import SandboxSection, validated
     from swe_lightning.sandbox import make_backend
     from swe_lightning.sandbox.check import check_host, escape_report
 
-    section = validated(SandboxSection, {"backend": backend}, "--backend")
+    section = validated(SandboxSection, {"backend": backend, "image": image}, "--backend")
     if backend == "local" and (missing := check_host()) is not None:
         raise missing
-    rows = escape_report(make_backend(section))
+    if backend == "docker" and not image:
+        raise UserError("swel sandbox check --backend docker needs --image, an image with bash and Python")
+    rows = escape_report(make_backend(section), cgroup=True if backend == "docker" else None)
     if as_json:
         typer.echo(json.dumps([{"attack": n, "stopped": ok, "detail": d} for n, ok, d in rows], indent=2))
     else:
@@ -94,11 +98,22 @@ def check(
 @app.command()
 def gc(
     label: Annotated[str | None, typer.Option(help="Only boxes with this label.")] = None,
-    backend: BackendName = "local",
+    backend: Annotated[str | None, typer.Option(help="Default: local, and docker if a daemon answers.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Remove what crashed runs left behind."""
+    from swe_lightning.errors import MissingPart
     from swe_lightning.recipe import SandboxSection, validated
     from swe_lightning.sandbox import make_backend
 
-    removed = make_backend(validated(SandboxSection, {"backend": backend}, "--backend")).gc(label)
-    typer.echo(f"removed {removed} orphaned sandboxes")
+    removed = {}
+    for name in [backend] if backend else ["local", "docker"]:
+        try:
+            removed[name] = make_backend(validated(SandboxSection, {"backend": name}, "--backend")).gc(label)
+        except MissingPart:
+            if backend:
+                raise
+    if as_json:
+        typer.echo(json.dumps(removed))
+    else:
+        typer.echo(f"removed {sum(removed.values())} orphaned sandboxes")

@@ -58,14 +58,23 @@ def real_rooms(run_dir: Path) -> Rooms:
         return Grader(backend(section, False), parsed, memo=memo, limits=Limits.of(sandbox))
 
     @lru_cache(maxsize=10_000)
-    def tree(repository: str | None, instance_id: str, commit: str | None, published: bool, show_tests: bool) -> Path:
+    def tree(
+        repository: str | None, image: str, instance_id: str, commit: str | None, published: bool, show_tests: bool
+    ) -> Path:
         # A branch of a task repository never moves; asking git costs a process per rollout.
-        task = Task(instance_id=instance_id, repo="", repo_path=repository, base_commit=commit)
+        task = Task(
+            instance_id=instance_id, repo="", repo_path=repository, image_name=image or None, base_commit=commit
+        )
         return agent_tree(task.model_copy(update={"test_patch": "" if published else None}), show_tests=show_tests)
 
     return Rooms(
         tree=lambda task, show_tests: tree(
-            task.repo_path, task.instance_id, task.base_commit, task.test_patch is not None, show_tests
+            task.repo_path,
+            task_image(task),
+            task.instance_id,
+            task.base_commit,
+            task.test_patch is not None,
+            show_tests,
         ),
         backend=lambda section, remember: backend(section.model_dump_json(), remember),
         grader=lambda section, grading: grader(section.model_dump_json(), grading.model_dump_json()),

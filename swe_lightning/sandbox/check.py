@@ -76,8 +76,9 @@ ATTEMPTS: dict[str, str] = {
     "kill the command server": "kill -9 1; kill -STOP 1; kill -INT 1; true",
     "see the host's processes": "[ $(ls -d /proc/[0-9]* | wc -l) -gt 6 ] && echo ESCAPED $(ls -d /proc/[0-9]*)",
     "see the host's files": """
-        ls -d /home/* /root/* /etc/shadow /etc/ssh /var/lib /var/run /run/docker.sock /sys/class 2>/dev/null |
-            sed 's/^/ESCAPED /'
+        cat {secret} 2>/dev/null | sed 's/^/ESCAPED /'
+        find / -path /proc -prune -o -type s -print 2>/dev/null | sed 's/^/ESCAPED socket /'
+        ls -d /etc/ssh /var/lib/docker /run/docker.sock /sys/class/net/[!l]* 2>/dev/null | sed 's/^/ESCAPED /'
     """,
     "write to the system": """
         for f in /x /usr/x /etc/passwd /opt/env/x /run/x /dev/x /proc/sys/kernel/core_pattern; do
@@ -133,12 +134,14 @@ END
 }
 
 
-def escape_report(backend: Backend) -> list[tuple[str, bool, str]]:
-    """(attempt, held, what was seen) for each way out that is tried on this machine."""
+def escape_report(backend: Backend, *, cgroup: bool | None = None) -> list[tuple[str, bool, str]]:
+    """(attempt, held, what was seen) for each way out that is tried on this machine. `cgroup`: are whole boxes limited;
+    default: as local boxes are here."""
     rows: list[tuple[str, bool, str]] = []
-    with _listeners() as (port, abstract), tempfile.TemporaryDirectory() as tree:
+    with _listeners() as (port, abstract), tempfile.TemporaryDirectory() as tree, _secret() as secret:
         for name, script in ATTEMPTS.items():
             text = script.replace("{port}", str(port)).replace("{abstract}", abstract)
+            text = text.replace("{secret}", secret)
             try:
                 with backend.create(Path(tree), limits=LIMITS, label="check") as box:
                     result = box.run(text, timeout_s=20)
@@ -150,9 +153,19 @@ def escape_report(backend: Backend) -> list[tuple[str, bool, str]]:
             held = not seen and alive and not result.timed_out
             rows.append((name, held, "; ".join(seen) or ("" if held else "the sandbox did not survive the attempt")))
     total = "memory, processes and CPU of a whole sandbox (cgroups)"
-    limited = cgroups.available()
+    limited = cgroups.available() if cgroup is None else cgroup
     rows.append((f"limit {total}", True, "" if limited else "not on this machine for this user: per process only"))
     return rows
+
+
+@contextlib.contextmanager
+def _secret() -> Iterator[str]:
+    """A file that anybody on the host can read."""
+    with tempfile.NamedTemporaryFile(prefix="swel-check-") as file:
+        file.write(b"the host's own")
+        file.flush()
+        os.chmod(file.name, 0o644)
+        yield file.name
 
 
 @contextlib.contextmanager

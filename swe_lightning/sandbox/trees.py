@@ -18,6 +18,7 @@ from pathlib import Path
 from swe_lightning import paths
 from swe_lightning.errors import DataError, MissingPart
 from swe_lightning.records import Task
+from swe_lightning.sandbox.image_names import task_image
 from swe_lightning.sandbox.versions import generated_files
 
 TIP_SUBJECT = "Remove F2P Tests"
@@ -35,11 +36,11 @@ def pristine_tree(task: Task) -> Path:
 
 
 def _export(task: Task, *, tip: bool) -> Path:
-    repository = _repository(task)
+    repository, built, key = _repository(task)
     if task.test_patch is not None:
-        return export_tree(repository, _base_tree(repository, task))
+        return export_tree(repository, _base_tree(repository, task), built, key)
     commits = _commits(repository, task.instance_id)
-    return export_tree(repository, commits[0 if tip else 1])
+    return export_tree(repository, commits[0 if tip else 1], built, key)
 
 
 def _base_tree(repository: Path, task: Task) -> str:
@@ -52,22 +53,27 @@ def _base_tree(repository: Path, task: Task) -> str:
     return done.stdout.decode().strip()
 
 
-def export_tree(repository: Path, tree: str) -> Path:
-    """The directory that holds git's tree object `tree`; made on first use, by one process."""
+def export_tree(repository: Path, tree: str, built: Path | None = None, key: str = "") -> Path:
+    """The directory that holds git's tree object `tree`; made on first use, by one process. `built`: files of the
+    image with this key that lie beside the tracked ones.
+    """
     place = paths.home() / "trees"
     place.mkdir(exist_ok=True)
-    target = place / tree
+    name = f"{tree}-{key}" if key else tree
+    target = place / name
     if target.is_dir():
         return target
-    with (place / f"{tree}.lock").open("w") as lock:
+    with (place / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.is_dir():
-            temporary = Path(tempfile.mkdtemp(dir=place, prefix=f".{tree}."))
+            temporary = Path(tempfile.mkdtemp(dir=place, prefix=f".{name}."))
             try:
                 _write_tree(repository, tree, temporary)
-                for name, text in generated_files(temporary).items():
-                    (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-                    _write(os.fsencode(temporary / name), b"100644", text.encode())
+                if built is not None:
+                    _lay_beside(built, temporary)
+                for path, text in generated_files(temporary).items():
+                    (temporary / path).parent.mkdir(parents=True, exist_ok=True)
+                    _write(os.fsencode(temporary / path), b"100644", text.encode())
                 _open_directories(temporary)
                 temporary.chmod(0o755)
                 os.rename(temporary, target)
@@ -75,20 +81,36 @@ def export_tree(repository: Path, tree: str) -> Path:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
         with contextlib.suppress(OSError):
-            (place / f"{tree}.lock").unlink()
+            (place / f"{name}.lock").unlink()
     return target
 
 
-def _repository(task: Task) -> Path:
+def _repository(task: Task) -> tuple[Path, Path | None, str]:
+    """(repository, files built beside its tree, key of the image they come from): the task's own, else its image's."""
     if not task.repo_path:
-        raise MissingPart(
-            f"task {task.instance_id} has no repo_path: only tasks with a local repository "
-            "(swel data synth) can be run in this version"
-        )
+        image = task_image(task)
+        if not image:
+            raise MissingPart(
+                f"task {task.instance_id} has no repo_path and names no image: its repository cannot be found"
+            )
+        from swe_lightning.sandbox.image_trees import checkout
+
+        found = checkout(image)
+        return found.repository, found.built, found.key
     path = Path(task.repo_path)
     if not path.is_dir():
         raise DataError(f"task {task.instance_id}: no repository at {path}")
-    return path
+    return path, None, ""
+
+
+def _lay_beside(built: Path, target: Path) -> None:
+    """Never over a tracked file, nor through a link of the tree."""
+    for source in sorted(built.rglob("*")):
+        place = target / source.relative_to(built)
+        if source.is_file() and not os.path.lexists(place) and place.parent.resolve().is_relative_to(target.resolve()):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, place)
+            place.chmod(0o644)
 
 
 def _commits(repository: Path, instance_id: str) -> tuple[str, str]:

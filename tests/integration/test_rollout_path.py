@@ -54,9 +54,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield made
 
 
-def play(stack: Stack, task: dict[str, Any], group: str, count: int) -> list[Rollout]:
+def play(stack: Stack, task: dict[str, Any], group: str, count: int, config: dict[str, Any] = CONFIG) -> list[Rollout]:
     planned = [
-        Rollout(rollout_id=f"{group}-{n}", group_id=group, task=task, config=CONFIG, timeout_s=120)
+        Rollout(rollout_id=f"{group}-{n}", group_id=group, task=task, config=config, timeout_s=120)
         for n in range(count)
     ]
     stack.gateway.create_rollouts(planned)
@@ -117,3 +117,17 @@ def test_the_run_directory_tells_the_story(stack, task):
     said = [m["content"] for m in trajectory["messages"] if m["role"] == "assistant"]
     assert said == [call.response["choices"][0]["message"]["content"] for call in calls]
     assert trajectory["messages"][1]["content"] == "test_total fails. Bug in total, F=shop.py L=2."
+
+
+def test_the_same_path_with_containers(stack, task, docker_image):
+    """sandbox.backend docker: the episode and the grading each in a container of their own, nothing left behind."""
+    from swe_lightning.sandbox.docker_engine import connect
+
+    stack.serve_script("enumerate", None)
+    sandbox = {**CONFIG["sandbox"], "backend": "docker", "image": docker_image}
+    (rollout,) = play(stack, task, "container", 1, {**CONFIG, "sandbox": sandbox})
+    assert rollout.outcome.infra_reason is None, rollout.outcome.message
+    assert (rollout.outcome.reward, rollout.outcome.exit_status) == (1.0, "submitted")
+    (failed,) = play(stack, task, "no-image", 1, {**CONFIG, "sandbox": {**sandbox, "image": "no/such:1"}})
+    assert (failed.outcome.reward, failed.outcome.infra_reason) == (None, "image_unavailable")
+    assert connect().containers(all=True, filters={"label": "swel.label"}) == []

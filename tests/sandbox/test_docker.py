@@ -19,6 +19,7 @@ import pytest
 from swe_lightning.errors import DataError, InfraError, MissingPart, SandboxLost, SandboxStartError, UserError
 from swe_lightning.records import InfraReason
 from swe_lightning.sandbox import FileState, Limits
+from swe_lightning.sandbox.check import escape_report
 from swe_lightning.sandbox.docker import DockerBackend
 from swe_lightning.sandbox.docker_engine import connect, owner_is_gone, owner_stamp, start_slot
 from swe_lightning.services import Service
@@ -102,6 +103,7 @@ def test_a_command_killed_for_memory_is_the_commands_fault(docker_backend: Docke
 OWNER = """
 import sys, time
 from pathlib import Path
+from swe_lightning.sandbox.check import escape_report
 from swe_lightning.sandbox.docker import DockerBackend
 box = DockerBackend(image=sys.argv[2]).create(Path(sys.argv[1]), label=sys.argv[3])
 box.run("(setsid sleep 600 >/dev/null 2>&1 &)", timeout_s=20)
@@ -227,3 +229,8 @@ def test_named_services_are_reached_and_nothing_else(docker_image: str, docker_d
     assert b"refused" in other
     with pytest.raises(UserError, match="needs a name"):
         DockerBackend(whitelist=(Service("192.0.2.7", 80),))
+
+
+def test_this_machines_report_is_clean_in_containers(docker_backend: DockerBackend) -> None:
+    rows = escape_report(docker_backend, cgroup=True)
+    assert [row for row in rows if not row[1]] == []
