@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from swe_lightning import paths
 from swe_lightning.errors import MissingPart, SandboxStartError
 from swe_lightning.records import InfraReason
+from swe_lightning.sandbox.image_names import local_names
 
 if TYPE_CHECKING:
     import docker
@@ -54,6 +55,19 @@ def connect(timeout_s: float = 60) -> docker.APIClient:
             f"no Docker daemon answers at {where} ({short(error)}); start it (systemctl start docker), and make sure "
             "this user may use it (group docker)"
         ) from error
+
+
+def find_image(client: docker.APIClient, image: str) -> dict[str, Any]:
+    """The image under any of its spellings, as the daemon knows it. SandboxStartError(image_unavailable) if absent."""
+    import docker.errors
+
+    for name in local_names(image):
+        with contextlib.suppress(docker.errors.NotFound):
+            info: dict[str, Any] = client.inspect_image(name)
+            return info
+    raise SandboxStartError(
+        f"image {image} is not on this machine: swel images pull {image}", InfraReason.IMAGE_UNAVAILABLE
+    )
 
 
 def short(error: BaseException) -> str:

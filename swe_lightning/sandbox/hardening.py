@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 from swe_lightning import paths
 from swe_lightning.errors import SandboxStartError
 from swe_lightning.locks import once
-from swe_lightning.records import InfraReason
 from swe_lightning.sandbox.base import ORIGINAL_ROOT, TREE_ROOT
 from swe_lightning.sandbox.bundle import IN_BOX, bundle, launch
-from swe_lightning.sandbox.docker_engine import short
+from swe_lightning.sandbox.docker_engine import find_image, short
 
 if TYPE_CHECKING:
     import docker
@@ -86,11 +85,7 @@ class Hardener:
             self._known.pop(source, None)
 
     def _make(self, source: str) -> HardenedImage:
-        info = self.inspect(source)
-        if info is None:
-            raise SandboxStartError(
-                f"image {source} is not on this machine: swel images pull {source}", InfraReason.IMAGE_UNAVAILABLE
-            )
+        info = find_image(self._client, source)
         runtime = bundle()
         key = f"{runtime.name}-{RECIPE}"
         labels = info["Config"].get("Labels") or {}

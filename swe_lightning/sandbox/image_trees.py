@@ -20,15 +20,13 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from swe_lightning import paths
 from swe_lightning.errors import DataError, SandboxStartError
 from swe_lightning.locks import once
-from swe_lightning.records import InfraReason
 from swe_lightning.sandbox.base import TREE_ROOT
-from swe_lightning.sandbox.docker_engine import connect, short
-from swe_lightning.sandbox.image_names import local_names
+from swe_lightning.sandbox.docker_engine import connect, find_image, short
 
 if TYPE_CHECKING:
     import docker
@@ -56,7 +54,7 @@ def checkout(image: str) -> Checkout:
     """SandboxStartError(image_unavailable) if the image is not here; DataError if it holds no repository."""
     client = connect()
     try:
-        info = find(client, image)
+        info = find_image(client, image)
         key = info["Id"].removeprefix("sha256:")[:16]
         place = paths.home() / "checkouts"
         place.mkdir(exist_ok=True)
@@ -79,7 +77,7 @@ def branches(image: str) -> set[str]:
     """Names of all branches in the image's repository, local ones and those of its remotes. Remembered by image id."""
     client = connect()
     try:
-        info = find(client, image)
+        info = find_image(client, image)
         place = paths.home() / "image-branches"
         place.mkdir(exist_ok=True)
         file = place / f"{info['Id'].removeprefix('sha256:')[:16]}.json"
@@ -95,19 +93,6 @@ def branches(image: str) -> set[str]:
         return set(json.loads(file.read_text()))
     finally:
         client.close()
-
-
-def find(client: docker.APIClient, image: str) -> dict[str, Any]:
-    """The image under any of its spellings, as the daemon knows it."""
-    import docker.errors
-
-    for name in local_names(image):
-        with contextlib.suppress(docker.errors.NotFound):
-            info: dict[str, Any] = client.inspect_image(name)
-            return info
-    raise SandboxStartError(
-        f"image {image} is not on this machine: swel images pull {image}", InfraReason.IMAGE_UNAVAILABLE
-    )
 
 
 def _take(client: docker.APIClient, image_id: str, image: str, target: Path) -> None:
