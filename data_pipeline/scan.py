@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -22,7 +23,7 @@ import orjson
 
 from data_pipeline.files import Raw, Source
 from data_pipeline.progress import progress
-from data_pipeline.sources import Fault, Seen, normalise
+from data_pipeline.sources import Fault, Seen, distinct, normalise
 from data_pipeline.stages import BY_NAME
 from data_pipeline.stages.leaks import issue_digest
 from data_pipeline.store import COLUMNS, Ref, RowStore, file_size
@@ -56,6 +57,9 @@ class Rules:
             if found is not None:
                 facts["rejected"] = (name, *found)
                 return facts
+        if distinct(row):
+            facts["tests"] = len(row["FAIL_TO_PASS"]) + len(row["PASS_TO_PASS"])
+            facts["changed"] = True
         if self.digests and facts["issue_chars"]:
             facts["issue_digest"] = issue_digest(row["problem_statement"])
         return facts
@@ -103,6 +107,7 @@ def _one_by_one(number: int, source: Source, rules: Rules, store: RowStore) -> I
 def _facts(number: int, folder: Path | None, rules: Rules, raw: Raw) -> Facts:
     changed = normalise(raw.row, folder)
     facts = rules.facts(raw.row)
+    changed |= facts.pop("changed", False)
     if raw.span is not None and "rejected" not in facts:
         facts["ref"] = Ref(number, *raw.span, changed)
     return facts
@@ -114,9 +119,11 @@ def _stretches(number: int, source: Source, rules: Rules, processes: int) -> Ite
     bounds = cut(source.file, max(processes * 4, file_size(source.file) >> 25))
     work = partial(_stretch, number, source.file, source.folder, rules)
     lines = 0
-    with ProcessPoolExecutor(processes, mp_context=get_context("fork"), initializer=_ignore_interrupts) as pool:
+    with ProcessPoolExecutor(processes, mp_context=get_context("fork")) as pool:
         try:
-            for found, count, fault in pool.map(work, bounds):
+            with _no_interrupts():
+                stretches = pool.map(work, bounds)
+            for found, count, fault in stretches:
                 for line, facts in found:
                     yield lines + line, facts
                 if fault:
@@ -163,6 +170,14 @@ def cut(file: Path, parts: int) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], size], strict=True))
 
 
-def _ignore_interrupts() -> None:
-    """Ctrl-C reaches the whole process group; the parent answers it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Hold back Ctrl-C while processes start: Python swallows one that comes in the middle of a fork.
+
+    The processes inherit it and leave Ctrl-C, which reaches the whole group, to their parent.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -17,7 +17,6 @@ from data_pipeline.scan import Facts
 from data_pipeline.settings import FilterSettings, Tools
 from data_pipeline.split import is_held_out
 from data_pipeline.stages.branches import BranchIndex, missing_branch, unresolvable_image
-from data_pipeline.stages.duplicates import duplicate_issues
 from data_pipeline.stages.leaks import EvaluationSet
 from data_pipeline.store import RowStore
 from data_pipeline.validate import validate
@@ -61,6 +60,8 @@ class StageWork:
         return self._evaluation.overlap(left, repositories=self._settings.preset == "strict")
 
     def _duplicate_issue(self, left: Sequence[Facts]) -> Rejected:
+        from data_pipeline.stages.duplicates import duplicate_issues  # numpy: the paper's preset does without
+
         with progress("duplicates", len(left)) as meter:
             text = lambda row: self._store.row(row).get("problem_statement") or ""  # noqa: E731
             return duplicate_issues(left, text, meter.advance)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from data_pipeline.files import Source
-from data_pipeline.sources import normalise
+from data_pipeline.sources import distinct, normalise
 from swe_lightning.errors import DataError
 from swe_lightning.paths import home
 
@@ -64,6 +64,7 @@ class RowStore:
         row = self._parse(self._read(ref), facts)
         if ref.changed:
             normalise(row, self._sources[ref.source].folder)
+            distinct(row)
         return row
 
     def line(self, facts: Mapping[str, Any], change: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -> bytes:
