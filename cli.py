@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from swe_lightning.commands import data, evaluate, grade, model, recipe, runs, sandbox, serve, train, trajectory
+from swe_lightning.commands import data, doctor, evaluate, grade, model, recipe, runs, sandbox, serve, train, trajectory
 from swe_lightning.commands.tree import TreeGroup
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ def version() -> None:
 
 app.add_typer(data.app, name="data")
 train.register(app)
+doctor.register(app)
 model.register(app)
 evaluate.register(app)
 grade.register(app)

@@ -39,7 +39,7 @@ def store_url(option: str | None, default: str) -> str:
 
 
 def check_no_password(url: str, where: str) -> None:
-    parsed = _parse(url)
+    parsed = parse_url(url)
     if parsed.password or "password" in parsed.query:
         raise UserError(
             f"{where} holds a password, which other users of the machine and the run's files would show; "
@@ -54,7 +54,7 @@ def is_shared(engine: sa.Engine) -> bool:
 
 def open_engine(url: str) -> sa.Engine:
     """An engine on `url` whose tables exist and have the current version."""
-    parsed = _parse(url)
+    parsed = parse_url(url)
     engine = _sqlite(parsed) if parsed.get_backend_name() == "sqlite" else _postgres(parsed)
     shown = parsed.set(password=None, query={}).render_as_string()
     try:
@@ -106,7 +106,7 @@ def as_problem(error: Exception) -> Exception:
     return Problem(500, "store_error", f"the store failed: {text}")
 
 
-def _parse(url: str) -> sa.URL:
+def parse_url(url: str) -> sa.URL:
     try:
         parsed = sa.make_url(url)
         backend = parsed.get_backend_name()

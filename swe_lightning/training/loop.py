@@ -21,6 +21,7 @@ from data_pipeline.sources import load_tasks
 from swe_lightning.controller.stack import Stack, complete_model_dir
 from swe_lightning.errors import DataError, Interrupted, NoTrainingRows
 from swe_lightning.evaluation.runner import evaluate
+from swe_lightning.gateway.probe import probe_engine
 from swe_lightning.recipe import Recipe
 from swe_lightning.records import Rollout, Task
 from swe_lightning.rundir import RunDir
@@ -117,6 +118,7 @@ class Loop:
             self.initial = initial
             self.stack.gateway.resume()
             self.stack.serve_policy(current, version=step, threads=training.threads)
+            probe_engine(self.stack.model_url)
             self.waiter = Waiter(self.stack.gateway)
             self.collector = Collector(self.stack.gateway, self.recipe)
             self.recorded = {m["step"] for m in self.run_dir.metrics()}
