@@ -71,7 +71,7 @@ def test_patch_and_predictions_of_a_task(place: Path, task: Task) -> None:
 
 
 def test_gold_and_null_decide_the_exit_code(place: Path, task: Task) -> None:
-    assert swel("tasks.jsonl", "--gold", "--repeat", "2")[0] == 0
+    assert swel("tasks.jsonl", "--gold", "--repeat", "3")[0] == 0
     code, rows = swel("tasks.jsonl", "--null")
     assert (code, rows[0]["verdict"]["resolved"]) == (0, False)
     wrong = task.model_copy(update={"PASS_TO_PASS": ["tests/test_mul.py::test_gone"]})

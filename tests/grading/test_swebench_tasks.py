@@ -387,3 +387,29 @@ def test_verdicts_go_through_json(grader: Grader, row: Task) -> None:
     verdict = grader.grade(row, {**FIX, "conftest.py": FileState(b"")})
     again = json.loads(json.dumps(verdict.as_dict()))
     assert again["tampering"] == {"conftest.py": "test configuration"}
+
+
+# ---- the same proof in containers --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def docker_grader(docker_backend: Any) -> Grader:
+    return Grader(docker_backend, recipe.Grading(timeout_s=120))
+
+
+def test_fixes_and_cheats_in_containers(docker_grader: Grader, task: Task, row: Task, django: Task) -> None:
+    exits = {CORE: FileState(b"import os; os._exit(0)\n" + BUGGY)}
+    for each, proof in ((task, "recorder"), (row, "recorder"), (django, "log")):
+        fixed = docker_grader.grade(each, gold_changes(each))
+        assert (fixed.resolved, fixed.proof) == (True, proof), fixed.why
+        assert each is row or not docker_grader.grade(each, exits).resolved
+
+
+@pytest.mark.parametrize("name", ["forged end marker", "nonce looked for"])
+def test_a_session_that_is_not_proved_passes_nothing_in_containers(
+    docker_grader: Grader, django: Task, name: str
+) -> None:
+    verdict = docker_grader.grade(django, {CORE: FileState(ENDINGS[name] + BUGGY)})
+    assert (verdict.resolved, verdict.reward) == (False, 0.0)
+    if name == "nonce looked for":
+        assert docker_grader.grade(django, {CORE: FileState(ENDINGS[name] + FIXED)}).resolved

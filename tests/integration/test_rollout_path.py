@@ -107,6 +107,18 @@ def test_from_issue_to_batch(stack, task):
     assert all(not w[row.mask == 0].any() for row, w in zip(batch.rows, batch.weights, strict=True))
 
 
+def test_shaped_rewards_stay_beside_the_verdict(stack, task, monkeypatch):
+    stack.serve_script("enumerate", None)
+    monkeypatch.setitem(CONFIG, "reward", {"turn_penalty": 0.5, "free_turns": 0})
+    (rollout,) = play(stack, task, "shaped", 1)
+    outcome, turns = rollout.outcome, len(stack.gateway.calls(rollout.rollout_id))
+    assert outcome.reward == 1.0
+    assert outcome.shaped_reward == pytest.approx(1.0 - 0.5 * turns / HARNESS["step_limit"])
+    assert outcome.verdict["shaping"]["longest_prompt_tokens"] > 0
+    assert outcome.tampering == {}
+    stack.serve_script("noop", None)
+
+
 def test_the_run_directory_tells_the_story(stack, task):
     (rollout,) = play(stack, task, "story", 1)
     from swe_lightning.harness.episode_log import read_trajectory
