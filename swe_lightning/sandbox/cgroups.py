@@ -17,23 +17,25 @@ from swe_lightning.sandbox.base import Limits
 
 PARENT = "swe-lightning"
 CPU_PERIOD_US = 100_000
+CONTROLLERS = ("memory", "pids", "cpu")
 
 
-@functools.cache
-def _mounts() -> tuple[Path | None, dict[str, Path]]:
-    """(v2 mount that has the controllers, v1 controller -> mount)."""
+def mounts(mountinfo: str) -> tuple[Path | None, dict[str, Path]]:
+    """(v2 mount that has the controllers, v1 controller -> mount), from the text of /proc/self/mountinfo.
+
+    A hybrid machine mounts both; its v2 hierarchy has no memory controller and is of no use here.
+    """
     v1: dict[str, Path] = {}
     v2: Path | None = None
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/mountinfo").read_text().splitlines():
-            left, _, right = line.partition(" - ")
-            kind, _, options = right.split(" ", 2)
-            where = Path(left.split(" ")[4])
-            if kind == "cgroup2" and "memory" in _read(where / "cgroup.controllers").split():
-                v2 = where
-            elif kind == "cgroup":
-                for controller in set(options.split(",")) & {"memory", "pids", "cpu"}:
-                    v1[controller] = where
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.split(" ", 2)
+        where = Path(left.split(" ")[4])
+        if kind == "cgroup2" and "memory" in _read(where / "cgroup.controllers").split():
+            v2 = where
+        elif kind == "cgroup":
+            for controller in set(options.split(",")) & set(CONTROLLERS):
+                v1[controller] = where
     return v2, v1
 
 
@@ -47,25 +49,36 @@ def _read(path: Path) -> str:
 @functools.cache
 def _parents(uid: int) -> tuple[Path, ...]:
     """Directories in which groups for boxes can be made; empty if there are none."""
-    v2, v1 = _mounts()
+    v2, v1 = mounts(_read(Path("/proc/self/mountinfo")))
     try:
-        if v2 is not None:
-            parent = v2 / PARENT
-            if "memory" not in _read(v2 / "cgroup.subtree_control").split():
-                (v2 / "cgroup.subtree_control").write_text("+memory +pids +cpu")
-            parent.mkdir(exist_ok=True)
-            (parent / "cgroup.subtree_control").write_text("+memory +pids +cpu")
-            _set(parent, "cpu.weight", 10_000)
-            return (parent,)
-        found = []
-        for controller in ("memory", "pids", "cpu"):
-            if controller in v1 and v1[controller] / PARENT not in found:
-                (v1[controller] / PARENT).mkdir(exist_ok=True)
-                found.append(v1[controller] / PARENT)
-                _set(found[-1], "cpu.shares", 102_400)  # else all boxes together weigh as much as one process
-        return tuple(found) if "memory" in v1 and os.access(v1["memory"] / PARENT, os.W_OK) else ()
-    except OSError:
+        return (delegate(v2),) if v2 is not None else v1_parents(v1)
+    except OSError:  # not ours to change, or its processes are in the way: per-process limits remain
         return ()
+
+
+def delegate(v2: Path) -> Path:
+    """Our directory in a v2 hierarchy, with those controllers handed down that the machine has."""
+    wanted = [c for c in CONTROLLERS if c in _read(v2 / "cgroup.controllers").split()]
+    missing = [c for c in wanted if c not in _read(v2 / "cgroup.subtree_control").split()]
+    enable = " ".join("+" + c for c in missing)
+    if enable:
+        (v2 / "cgroup.subtree_control").write_text(enable)
+    parent = v2 / PARENT
+    parent.mkdir(exist_ok=True)
+    (parent / "cgroup.subtree_control").write_text(" ".join("+" + c for c in wanted))
+    _set(parent, "cpu.weight", 10_000)
+    return parent
+
+
+def v1_parents(v1: dict[str, Path]) -> tuple[Path, ...]:
+    """Our directory in each v1 hierarchy; () where memory cannot be limited."""
+    found: list[Path] = []
+    for controller in CONTROLLERS:
+        if controller in v1 and v1[controller] / PARENT not in found:
+            (v1[controller] / PARENT).mkdir(exist_ok=True)
+            found.append(v1[controller] / PARENT)
+            _set(found[-1], "cpu.shares", 102_400)  # else all boxes together weigh as much as one process
+    return tuple(found) if "memory" in v1 and os.access(v1["memory"] / PARENT, os.W_OK) else ()
 
 
 def available() -> bool:
@@ -82,20 +95,24 @@ def create(name: str, limits: Limits) -> list[Path]:
             made.append(group)
         except OSError:
             continue
-        memory = (limits.memory_mb + limits.disk_mb) << 20
-        settings: dict[str, int | str] = {
-            "memory.max": memory,
-            "memory.swap.max": 0,
-            "memory.oom.group": 0,
-            "memory.limit_in_bytes": memory,
-            "memory.memsw.limit_in_bytes": memory,
-            "pids.max": limits.pids + 4,
-            "cpu.max": f"{int(limits.cpu * CPU_PERIOD_US)} {CPU_PERIOD_US}",
-            "cpu.cfs_quota_us": int(limits.cpu * CPU_PERIOD_US),
-        }
-        for file, value in settings.items():
+        for file, value in settings(limits).items():
             _set(group, file, value)
     return made
+
+
+def settings(limits: Limits) -> dict[str, int | str]:
+    """File -> value, of both versions: each group has the files of its own."""
+    memory = (limits.memory_mb + limits.disk_mb) << 20
+    return {
+        "memory.max": memory,
+        "memory.swap.max": 0,
+        "memory.oom.group": 0,
+        "memory.limit_in_bytes": memory,
+        "memory.memsw.limit_in_bytes": memory,
+        "pids.max": limits.pids + 4,
+        "cpu.max": f"{int(limits.cpu * CPU_PERIOD_US)} {CPU_PERIOD_US}",
+        "cpu.cfs_quota_us": int(limits.cpu * CPU_PERIOD_US),
+    }
 
 
 def _set(group: Path, file: str, value: int | str) -> None:
