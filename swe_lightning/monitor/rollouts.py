@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import yaml
 
+from swe_lightning.monitor.rows import rules_of
 from swe_lightning.monitor.store import open_store
 from swe_lightning.records import ModelCall, Row
 from swe_lightning.rundir import RunDir
-from swe_lightning.trajectory import commands, rows_of
+from swe_lightning.trajectory import commands
 
 
 def show_rollout(run_dir: Path, rollout_id: str) -> dict[str, Any]:
@@ -26,9 +27,10 @@ def show_rollout(run_dir: Path, rollout_id: str) -> dict[str, Any]:
     with open_store(run_dir) as store:
         rollout, calls = store.rollout(rollout_id), store.calls(rollout_id)
         history = store.events(rollout_id)
-    report = rows_of(calls)
+    rules = rules_of(run_dir)
+    report = rules.report(calls)
     task, outcome = rollout.pop("task") or {}, rollout.pop("outcome") or {}
-    shown = commands.show(calls, decode=decoder(run_dir))
+    shown = commands.show(calls, rules, decode=decoder(run_dir))
     return {
         "rollout": rollout,
         "task": {k: task.get(k) for k in ("instance_id", "repo", "FAIL_TO_PASS", "bug_file", "bug_line", "bug_func")},

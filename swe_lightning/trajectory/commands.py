@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,30 +18,61 @@ from swe_lightning.trajectory.breaks import Decode
 from swe_lightning.trajectory.report import RowsReport, rows_of, table
 
 MANY_IDS = 12
+MANY_NAMES = 5
 
 
-def show(
-    calls: Sequence[ModelCall], *, duplicate_calls: str = "supersede", decode: Decode | None = None
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Rules:
+    """What a recipe says about rows."""
+
+    duplicate_calls: str = "supersede"
+    prompt_limit: int | None = None
+    response_limit: int | None = None
+    over_limit: Literal["cut", "drop_rollout"] = "cut"
+
+    def report(self, calls: Sequence[ModelCall], decode: Decode | None = None) -> RowsReport:
+        report = rows_of(calls, duplicate_calls=self.duplicate_calls, decode=decode)
+        if self.prompt_limit is None or self.response_limit is None:
+            return report
+        return report.limit(self.prompt_limit, self.response_limit, self.over_limit)
+
+
+DEFAULT_RULES = Rules()
+
+
+def show(calls: Sequence[ModelCall], rules: Rules = DEFAULT_RULES, *, decode: Decode | None = None) -> dict[str, Any]:
     """One rollout as JSON-ready data: rows with their segments, breaks, drops, stats."""
-    report = rows_of(calls, duplicate_calls=duplicate_calls, decode=decode)
+    report = rules.report(calls, decode)
     return {
         "rows": [_row(row, decode) for row in report.rows],
         "breaks": [dataclasses.asdict(found) for found in report.breaks],
         "dropped": dict(report.dropped),
+        "lost_tokens": dict(report.lost_tokens),
         "stats": report.stats,
     }
 
 
-def stats(rollouts: Iterable[Sequence[ModelCall]], *, duplicate_calls: str = "supersede") -> dict[str, Any]:
-    """A run's (or step's) ledger from the calls of each of its rollouts, one after the other; rows are not kept."""
+def stats(
+    rollouts: Iterable[Sequence[ModelCall]],
+    rules: Rules = DEFAULT_RULES,
+    infra: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """A run's (or step's) ledger from the calls of each of its rollouts, one after the other; rows are not kept.
+
+    `infra`: rollouts without a reward, by reason; they are in the ledger and in no other number.
+    """
     total = RowsReport()
     for calls in rollouts:
-        report = rows_of(calls, duplicate_calls=duplicate_calls)
+        report = rules.report(calls)
         report.rows = []
         total += report
     total.check()
-    return {"stats": total.stats, "dropped": dict(total.dropped)}
+    return {
+        "stats": total.stats,
+        "dropped": {**total.dropped, **(infra or {})},
+        "lost_tokens": dict(total.lost_tokens),
+        "rollouts_half_in": total.partial,
+    }
 
 
 def show_text(data: dict[str, Any]) -> str:
@@ -60,12 +92,19 @@ def show_text(data: dict[str, Any]) -> str:
         lines.append(f"    row    {found['row_text'] or _ids(found['row_ids'])!r}")
         lines.append(f"    prompt {found['prompt_text'] or _ids(found['prompt_ids'])!r}")
     lines += [f"dropped: {count} x {reason}" for reason, count in data["dropped"].items()]
+    lines += [f"lost to a limit: {count} trained tokens, {reason}" for reason, count in data["lost_tokens"].items()]
     return "\n".join(lines)
 
 
 def stats_text(data: dict[str, Any]) -> str:
     """`stats` for a person."""
-    return table(data["stats"], data["dropped"])
+    lines = [table(data["stats"], data["dropped"])]
+    lines += [f"lost    {reason:<20} {count:>14,} tokens" for reason, count in data["lost_tokens"].items()]
+    half = data["rollouts_half_in"]
+    if half:
+        more = f" and {len(half) - MANY_NAMES} more" if len(half) > MANY_NAMES else ""
+        lines.append(f"half in: {', '.join(half[:MANY_NAMES])}{more}")
+    return "\n".join(lines)
 
 
 def _row(row: Row, decode: Decode | None) -> dict[str, Any]:

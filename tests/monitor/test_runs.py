@@ -18,16 +18,20 @@ import pytest
 import uvicorn
 import yaml
 from rich.console import Console
+from typer.testing import CliRunner
 
+from swe_lightning.commands.trajectory import app
 from swe_lightning.errors import DataError
 from swe_lightning.evaluation.result import EvalRecord, EvalResult
 from swe_lightning.gateway.client import GatewayClient
 from swe_lightning.gateway.fakes import ANSWER, FakeEngine
 from swe_lightning.gateway.tokens import Keyring
+from swe_lightning.monitor.rows import stats_of
 from swe_lightning.monitor.runs import list_runs, open_store, show_rollout, show_run
 from swe_lightning.monitor.tables import rollout_view, run_view, runs_table
 from swe_lightning.records import InfraReason, Outcome, Rollout
 from swe_lightning.rundir import RunDir
+from swe_lightning.trajectory import commands
 
 ISSUE = "add() subtracts\nwhen asked to add."
 VERDICT = {"f2p": {"t::a": False}, "p2p_failed": ["t::b"], "dropped_paths": ["conftest.py"]}
@@ -204,3 +208,39 @@ def test_mistakes_get_one_sentence(run_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "gateway.db").write_bytes(os.urandom(4096))
     with pytest.raises(DataError, match="cannot read the store"):
         show_run(tmp_path)
+
+
+def test_row_statistics_of_a_run_follow_its_recipe_and_account_for_every_rollout(run_dir: Path, tmp_path: Path) -> None:
+    data = json.loads(json.dumps(stats_of(run_dir)))
+    assert data["dropped"] == {"infra:sandbox_lost": 1}
+    assert data["stats"]["rollouts"] == 1  # of the two that ended, one was graded
+    assert data["stats"]["trained_tokens"] == data["stats"]["tokens_kept"] > 0
+    assert stats_of(run_dir, step=0)["stats"].get("rollouts", 0) == 0
+    text = commands.stats_text(data)
+    assert "rows_per_rollout" in text
+    assert "infra:sandbox_lost" in text
+
+    limited = tmp_path / "limited"
+    limited.mkdir()
+    (limited / "gateway.db").symlink_to(run_dir / "gateway.db")
+    (limited / "recipe.yaml").write_text(yaml.safe_dump({"training": {"prompt_limit": 999, "response_limit": 1}}))
+    cut = stats_of(limited)
+    rows = cut["stats"]["rows"]
+    assert (cut["stats"]["tokens_kept"], cut["stats"]["rows_cut"]) == (rows, rows)
+    assert cut["lost_tokens"] == {"row:response_cut": cut["stats"]["trained_tokens"] - rows}
+    assert cut["rollouts_half_in"] == ["two-turns"]
+    assert "half in: two-turns" in commands.stats_text(cut)
+    shown = show_rollout(limited, "two-turns")
+    assert sum(row["trained"] for row in shown["rows"]) == rows
+    assert "lost to a limit" in commands.show_text(shown)
+
+
+def test_rows_are_printed_for_a_person_and_as_json(run_dir: Path) -> None:
+    runner = CliRunner()
+    shown = runner.invoke(app, ["show", str(run_dir), "two-turns"])
+    assert shown.exit_code == 0, shown.output
+    assert "row 0:" in shown.output
+    assert "  + [" in shown.output
+    data = json.loads(runner.invoke(app, ["show", str(run_dir), "two-turns", "--json"]).output)
+    assert data["rows"][0]["segments"][1]["trained"] is True
+    assert json.loads(runner.invoke(app, ["stats", str(run_dir), "--json"]).output)["stats"]["rollouts"] == 1
