@@ -5,7 +5,9 @@ Invariant: the arrays hold the rows and nothing else: padding has mask 0 and wei
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,35 +31,45 @@ def padded(
 class Packer:
     """Packed arrays that grow rollout by rollout, so that a step's rows never lie beside the arrays made of them.
 
-    Growing is realloc, which moves large blocks by remapping their pages and copies nothing.
+    Each column is a private memory map: growing remaps its pages and copies nothing, pages not yet written cost
+    nothing, and what a step used goes back to the system with the last view of it, which a heap does not promise.
     """
 
     CHUNK = 1 << 17
-    """Tokens the arrays grow by at least."""
+    """Tokens the columns start with; they grow by doubling."""
+    COLUMNS: ClassVar[dict[str, Any]] = {"ids": np.int32, "mask": np.int8, "logprobs": np.float32}
 
     def __init__(self) -> None:
-        self._arrays = _empty((0,), 0)
-        del self._arrays["weights"]
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._room = self.CHUNK
+        self._maps = {
+            name: mmap.mmap(-1, self._room * np.dtype(kind).itemsize, flags=private)
+            for name, kind in self.COLUMNS.items()
+        }
         self._ends = [0]
 
     def add(self, rows: Sequence[Row]) -> None:
         """Append the rows' ids, mask and log-probs; the rows may go afterwards."""
+        needed = self._ends[-1] + sum(len(row.ids) for row in rows)
+        if needed > self._room:
+            self._room = max(needed, 2 * self._room)
+            for name, kind in self.COLUMNS.items():
+                self._maps[name].resize(self._room * np.dtype(kind).itemsize)
+        columns = self._columns()
         for row in rows:
             start, end = self._ends[-1], self._ends[-1] + len(row.ids)
-            if end > len(self._arrays["ids"]):
-                self._resize(max(end, start + self.CHUNK))
-            for name, array in self._arrays.items():
-                array[start:end] = getattr(row, name)
+            for name, column in columns.items():
+                column[start:end] = getattr(row, name)
             self._ends.append(end)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """ids, mask, logprobs (all tokens,), and cu_seqlens (rows + 1,); ends the packing."""
-        self._resize(self._ends[-1])
-        return {**self._arrays, "cu_seqlens": np.array(self._ends, dtype=np.int32)}
+        """ids, mask, logprobs (all tokens,), and cu_seqlens (rows + 1,); nothing can be added while one is in use."""
+        tokens = self._ends[-1]
+        columns = {name: column[:tokens] for name, column in self._columns().items()}
+        return {**columns, "cu_seqlens": np.array(self._ends, dtype=np.int32)}
 
-    def _resize(self, tokens: int) -> None:
-        for array in self._arrays.values():
-            array.resize(tokens, refcheck=False)
+    def _columns(self) -> dict[str, np.ndarray]:
+        return {name: np.frombuffer(self._maps[name], kind) for name, kind in self.COLUMNS.items()}
 
 
 def packed(rows: Sequence[Row], weights: Sequence[np.ndarray] | None = None) -> dict[str, np.ndarray]:

@@ -6,9 +6,6 @@ plain torch (the gradient) and with one rank (a step with clipping, correction, 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +25,7 @@ from tests.policy.test_worker import (
     split,
     training,
 )
+from tests.ranks import in_ranks
 
 pytest.importorskip("verl")
 torch = pytest.importorskip("torch")
@@ -79,28 +77,8 @@ def trials(model: Path, engine: str) -> dict[str, np.ndarray]:
     return found
 
 
-def in_ranks(ranks: int, model: Path, folder: Path) -> dict[str, np.ndarray]:
-    store, out = folder / f"store{ranks}", folder / f"found{ranks}.npz"
-    command = [sys.executable, str(Path(__file__).with_name("rank_main.py"))]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    running = [
-        subprocess.Popen(
-            [*command, str(rank), str(ranks), str(store), str(model), str(out)],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        for process in running:
-            errors = process.communicate(timeout=240)[1]
-            assert process.returncode == 0, errors[-3000:]
-    finally:
-        for process in running:
-            process.kill()
-    with np.load(out) as data:
-        return dict(data)
+def in_group(model: str) -> dict[str, np.ndarray]:
+    return trials(Path(model), engine="verl")
 
 
 @pytest.fixture(scope="module")
@@ -137,4 +115,4 @@ def test_one_rank(alone: dict[str, np.ndarray], model_dir: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_several_ranks(ranks: int, alone: dict[str, np.ndarray], model_dir: Path, tmp_path: Path) -> None:
-    check(in_ranks(ranks, model_dir, tmp_path), expected(model_dir), alone)
+    check(in_ranks(ranks, tmp_path, __name__, str(model_dir)), expected(model_dir), alone)
