@@ -11,6 +11,7 @@ import posixpath
 import re
 import shlex
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from swe_lightning.errors import DataError
 from swe_lightning.grading.rules import origin_of
@@ -53,6 +54,12 @@ NOT_TESTS = (".json", ".png", "csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".y
 
 _PYTEST_COMMAND = re.compile(
     r"^\s*(?:\w+=\S*\s+)*(?:python[\d.]*\s+(?:-\S+\s+)*-m\s+)?(?:\S*/)?(?:pytest|py\.test)(?:\s|$)"
+)
+_OPTIONS = r"(?:-[^m\s]\S*\s+)*"
+_RUN = re.compile(
+    r"(?:^|[;&|(])\s*(?:\w+=(?:'[^']*'|\S*)\s+)*"
+    rf"(?:(?:(?:ba|da)?sh|python[\d.]*)\s+{_OPTIONS})?([\w./-]+)(?=\s|$)",
+    re.MULTILINE,
 )
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
 
@@ -154,6 +161,23 @@ def directives(task: Task) -> list[str]:
         return files
     labels = [f.removesuffix(".py").removeprefix("tests/").replace("/", ".") for f in files]
     return list(dict.fromkeys(labels))
+
+
+@lru_cache(maxsize=256)
+def runner_files(commands: str) -> frozenset[str]:
+    """Paths that a command line runs out of the tree (`bin/test`, `python runtests.py`): part of the grader, though in
+    the tree."""
+    found = (posixpath.normpath(path) for path in _RUN.findall(commands))
+    return frozenset(path for path in found if not path.startswith(("/", "..")) and ("/" in path or "." in path))
+
+
+def commands_of(task: Task) -> str:
+    """Every line that may run a task's tests, for `runner_files`; nothing is checked."""
+    known = COMMANDS.get(task.repo, "") if task.test_patch is not None else ""
+    table = known if isinstance(known, str) else "\n".join(known.values())
+    script = str(getattr(task, "eval_script", None) or "")
+    part = script.split(START, 1)[-1].split(END, 1)[0] if START in script else ""
+    return "\n".join([task.test_cmd or "", table, part])
 
 
 def watched_files(task: Task) -> list[str]:

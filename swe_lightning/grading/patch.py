@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_lightning.grading.apply_patch import PatchError, from_patch, is_unsafe, parents, touched_paths
+from swe_lightning.grading.eval_command import commands_of, runner_files
 from swe_lightning.grading.git_patch import changes_only, to_patch
 from swe_lightning.records import Task
 from swe_lightning.sandbox import FileState, TreeDiff
@@ -56,6 +57,8 @@ def _why(path: str, task: Task, base: Path | None) -> str | None:
         return LEFT_BEHIND
     if _is_test(path, parts, task):
         return TEST
+    if path in runner_files(commands_of(task)):
+        return "test runner"
     if _stands_in(parts, task, base):
         return "stands in for the test runner"
     return None

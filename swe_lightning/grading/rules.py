@@ -91,11 +91,11 @@ def status_of(test_id: str, statuses: Mapping[str, str], rules: Rules) -> str | 
 
 
 def judge_statuses(task: Task, statuses: Mapping[str, str], *, why: str = "", rules: Rules | None = None) -> Verdict:
-    """The verdict over all listed tests. `statuses` has stripped keys; `why` explains empty ones: nothing could be
-    believed."""
+    """The verdict over all listed tests. `why` explains statuses that are empty: nothing could be believed."""
     rules = rules or rules_of(task)
-    f2p = {i: status_of(i, statuses, rules) in rules.f2p for i in task.FAIL_TO_PASS}
-    p2p_failed = [i for i in task.PASS_TO_PASS if status_of(i, statuses, rules) not in rules.p2p]
+    by_id = {name.strip(): status for name, status in statuses.items()}
+    f2p = {i: status_of(i, by_id, rules) in rules.f2p for i in task.FAIL_TO_PASS}
+    p2p_failed = [i for i in task.PASS_TO_PASS if status_of(i, by_id, rules) not in rules.p2p]
     resolved = all(f2p.values()) and not p2p_failed
     if resolved:
         why = ""
@@ -104,7 +104,7 @@ def judge_statuses(task: Task, statuses: Mapping[str, str], *, why: str = "", ru
         parts = []
         for what, ids in (("FAIL_TO_PASS", broken), ("PASS_TO_PASS", p2p_failed)):
             if ids:
-                said = status_of(ids[0], statuses, rules) or "did not run"
+                said = status_of(ids[0], by_id, rules) or "did not run"
                 parts.append(f"{len(ids)} of {len(getattr(task, what))} {what} fail, first {ids[0]} ({said})")
         why = "; ".join(parts)
     return Verdict(resolved, 1.0 if resolved else 0.0, f2p, p2p_failed, why=why)

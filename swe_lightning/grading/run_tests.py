@@ -73,9 +73,8 @@ def run_tests(
     name, key, nonce = f"swel_{secrets.token_hex(8)}", secrets.token_bytes(32), secrets.token_hex(16)
     files = test_files(test_ids)
     box.write(session_script.payload(name, key, nonce, spec, test_ids, files))
-    full_env = {**spec.env, **env}
-    command = session_script.script(name, spec, full_env.get("PYTHONPATH", ""), only_files=bool(test_ids))
-    result = box.run(command, timeout_s=timeout_s, env=full_env)
+    command = session_script.script(name, spec, only_files=bool(test_ids))
+    result = box.run(command, timeout_s=timeout_s, env={**spec.env, **env})
     run = TestRun({}, False, result.exit_code, result.timed_out, result.output, time.monotonic() - began)
     run.recorded, run.truncated = spec.pytest, result.truncated
     at, run.log, marked = session_script.cut(result.output, nonce)

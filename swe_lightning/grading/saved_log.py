@@ -77,14 +77,14 @@ def swebench() -> Any:
 
 
 def parse(task: Task, text: str) -> dict[str, str]:
-    """Test id -> status, by the parser of the task's benchmark; {} for a text it cannot read. Ids are stripped."""
+    """Test id -> status, by the parser of the task's benchmark; {} for a text it cannot read."""
     if origin_of(task) == "swebench" or getattr(task, "log_parser", None):
         found = _official(task, text)
     else:
         found = parse_verbose(text)
         if origin_of(task) == "synth":
             found = {**parse_summary(text), **found}
-    return {name.strip(): status for name, status in found.items()}
+    return found
 
 
 def parse_verbose(text: str) -> dict[str, str]:

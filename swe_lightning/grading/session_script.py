@@ -44,7 +44,7 @@ def payload(name: str, key: bytes, nonce: str, spec: EvalCommand, ids: Sequence[
     return found
 
 
-def script(name: str, spec: EvalCommand, python_path: str, *, only_files: bool) -> str:
+def script(name: str, spec: EvalCommand, *, only_files: bool) -> str:
     """bash: hide the files, name the moment, set up, run the command between the markers, end with its exit code."""
     command = spec.command
     if spec.pytest:
@@ -65,8 +65,7 @@ def script(name: str, spec: EvalCommand, python_path: str, *, only_files: bool) 
     if spec.setup:
         lines.append('cd "$swel_root"')
     if spec.pytest:
-        path = f"{python_path}:/tmp/{name}/plugin" if python_path else f"/tmp/{name}/plugin"
-        lines.append(f"export PYTHONPATH={shlex.quote(path)}")
+        lines.append(f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}/tmp/{name}/plugin"')
     lines += [
         f'echo "{BEGIN.decode()}$swel_nonce"',
         command,

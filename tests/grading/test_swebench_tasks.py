@@ -15,7 +15,14 @@ from swe_lightning import recipe
 from swe_lightning.errors import DataError, GradingError
 from swe_lightning.grading import Grader
 from swe_lightning.grading.commands import gold_changes
-from swe_lightning.grading.eval_command import COMMANDS, directives, eval_command, is_pytest, split_script
+from swe_lightning.grading.eval_command import (
+    COMMANDS,
+    directives,
+    eval_command,
+    is_pytest,
+    runner_files,
+    split_script,
+)  # fmt: skip
 from swe_lightning.records import InfraReason, Task
 from swe_lightning.sandbox import FileState, TreeDiff
 from swe_lightning.sandbox.local import LocalBackend
@@ -369,6 +376,22 @@ def test_eval_scripts_lose_their_git_and_keep_their_set_up() -> None:
     assert command == "pytest -rA a.py"
     with pytest.raises(DataError, match="no pair of markers"):
         split_script("i", "pytest\n")
+
+
+def test_the_runner_that_a_command_names_is_not_the_models_to_change(grader: Grader, django: Task) -> None:
+    prints = "".join(f"print({i + ' ... ok'!r})\n" for i in (*django.FAIL_TO_PASS, *django.PASS_TO_PASS))
+    verdict = grader.grade(django, {"runtests.py": FileState(prints.encode())})
+    assert not verdict.resolved
+    assert verdict.tampering == {"runtests.py": "test runner"}
+    named = {
+        "PYTHONWARNINGS='ignore::A,ignore::B' bin/test -C --verbose a/b.py": {"bin/test"},
+        "./tests/runtests.py --verbosity 2 a.test_x": {"tests/runtests.py"},
+        "cd x && bash -e run.sh | tee log.txt; A=1 python3 -u tools/t.py x.py": {"run.sh", "tools/t.py"},
+        "python -m pytest -q a/b.py": set(),
+        "grep -q two notes.txt && /opt/bin/run && ../up.sh": set(),
+    }
+    for command, files in named.items():
+        assert runner_files(command) == files, command
 
 
 def test_only_one_plain_pytest_command_takes_the_recorder() -> None:
