@@ -26,6 +26,10 @@ class Changes:
         """From any thread."""
         self.in_loop(self._wake)
 
+    def tasks(self) -> int:
+        """Tasks of the event loop, from any thread."""
+        return len(asyncio.all_tasks(self._loop)) if self._loop is not None else 0
+
     def in_loop(self, action: Callable[..., None], *arguments: Any) -> None:
         """Run `action` in the event loop, from any thread; nothing happens once the loop is gone."""
         if self._loop is not None and not self._loop.is_closed():
