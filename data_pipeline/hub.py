@@ -79,12 +79,11 @@ def _rows(loaded: Any) -> Iterator[Raw]:
 
 
 def _revision(loaded: Any) -> str | None:
-    """The commit that was read: the hub client puts it into the name of every file it fetched."""
-    info = getattr(loaded, "info", None)
-    for url in getattr(info, "download_checksums", None) or {}:
-        if found := re.search(r"@([0-9a-f]{40})/", url):
-            return found[1]
-    return None
+    """The commit that was read, where `datasets` tells: in the names of what it cached or opened."""
+    places = [str(file.get("filename")) for file in getattr(loaded, "cache_files", None) or ()]
+    places += [str(url) for url in getattr(getattr(loaded, "info", None), "download_checksums", None) or ()]
+    found = (re.search(r"[/@]([0-9a-f]{40})/", place) for place in places)
+    return next((match[1] for match in found if match), None)
 
 
 def _datasets() -> Any:

@@ -103,7 +103,7 @@ def bug_patches(repository: Path, branches: Sequence[str]) -> dict[str, str]:
         "-r",
         "--no-color",
         cwd=repository,
-        stdin="".join(f"{c}\n" for c in commits).encode(),
+        stdin="".join(f"{c}\n" for c in dict.fromkeys(commits)).encode(),  # equal bugs are one commit
     )
     patches: dict[str, list[str]] = {}
     current: list[str] = []
