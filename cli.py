@@ -11,7 +11,20 @@ import sys
 
 import typer
 
-from swe_lightning.commands import data, doctor, evaluate, grade, model, recipe, runs, sandbox, serve, train, trajectory
+from swe_lightning.commands import (
+    data,
+    doctor,
+    evaluate,
+    grade,
+    images,
+    model,
+    recipe,
+    runs,
+    sandbox,
+    serve,
+    train,
+    trajectory,
+)
 from swe_lightning.commands.tree import TreeGroup
 
 app = typer.Typer(
@@ -49,6 +62,7 @@ app.add_typer(runs.app, name="runs")
 app.add_typer(trajectory.app, name="trajectory")
 app.add_typer(model.app, name="model")
 app.add_typer(sandbox.app, name="sandbox")
+app.add_typer(images.app, name="images")
 app.add_typer(serve.app, name="serve")
 
 

@@ -15,13 +15,14 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from swe_lightning import paths
 from swe_lightning.errors import MissingPart, SandboxStartError
 from swe_lightning.records import InfraReason
-from swe_lightning.sandbox.image_names import local_names
+from swe_lightning.sandbox.image_names import local_names, parse
 
 if TYPE_CHECKING:
     import docker
@@ -61,10 +62,14 @@ def find_image(client: docker.APIClient, image: str) -> dict[str, Any]:
     """The image under any of its spellings, as the daemon knows it. SandboxStartError(image_unavailable) if absent."""
     import docker.errors
 
+    pinned = parse(image).digest
     for name in local_names(image):
-        with contextlib.suppress(docker.errors.NotFound):
-            info: dict[str, Any] = client.inspect_image(name)
-            return info
+        # Pulled from a mirror, an image has its pinned digest under the mirror's name only.
+        for known_as in [name, replace(parse(name), digest="").name] if pinned else [name]:
+            with contextlib.suppress(docker.errors.NotFound):
+                info: dict[str, Any] = client.inspect_image(known_as)
+                if not pinned or any(d.endswith(f"@{pinned}") for d in info.get("RepoDigests") or []):
+                    return info
     raise SandboxStartError(
         f"image {image} is not on this machine: swel images pull {image}", InfraReason.IMAGE_UNAVAILABLE
     )

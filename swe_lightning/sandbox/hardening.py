@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from swe_lightning import paths
 from swe_lightning.errors import SandboxStartError
 from swe_lightning.locks import once
+from swe_lightning.sandbox import image_usage
 from swe_lightning.sandbox.base import ORIGINAL_ROOT, TREE_ROOT
 from swe_lightning.sandbox.bundle import IN_BOX, bundle, launch
 from swe_lightning.sandbox.docker_engine import find_image, short
@@ -86,6 +87,7 @@ class Hardener:
 
     def _make(self, source: str) -> HardenedImage:
         info = find_image(self._client, source)
+        image_usage.used(info["Id"])
         runtime = bundle()
         key = f"{runtime.name}-{RECIPE}"
         labels = info["Config"].get("Labels") or {}

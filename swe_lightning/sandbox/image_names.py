@@ -48,6 +48,8 @@ def parse(text: str) -> Reference:
         raise DataError(f"{text!r}: a digest is sha256: and 64 hexadecimal digits")
     first, slash, rest = body.partition("/")
     registry = first if slash and (set(first) & set(".:") or first == "localhost") else ""
+    if registry and not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:\d+)?", registry):
+        raise DataError(f"{text!r}: {registry!r} is not a registry (host or host:port)")
     path, colon, tag = (rest if registry else body).partition(":")
     if not re.fullmatch(r"[a-z0-9]+((\.|_{1,2}|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_{1,2}|-+)[a-z0-9]+)*)*", path):
         raise DataError(f"{text!r} is not an image name (lower-case letters, digits, and . _ - between them)")

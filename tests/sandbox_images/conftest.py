@@ -115,7 +115,9 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         f"version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {place}/data}}}}\n"
         f"http: {{addr: '127.0.0.1:{port}'}}\n"
     )
-    process = subprocess.Popen([program, "serve", place / "config.yml"], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [program, "serve", place / "config.yml"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         until = time.monotonic() + 15
         while time.monotonic() < until:
