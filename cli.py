@@ -15,6 +15,7 @@ from swe_lightning.commands import (
     data,
     doctor,
     evaluate,
+    gateway,
     grade,
     images,
     model,
@@ -64,6 +65,7 @@ app.add_typer(model.app, name="model")
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(images.app, name="images")
 app.add_typer(serve.app, name="serve")
+app.add_typer(gateway.app, name="gateway")
 
 
 def main(arguments: list[str] | None = None) -> None:
