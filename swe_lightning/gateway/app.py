@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
 
 from swe_lightning.gateway import apidoc, control
 from swe_lightning.gateway.changes import Changes
@@ -103,6 +104,13 @@ def build_control(gateway: Gateway) -> FastAPI:
     return app
 
 
+def _allowed(app: FastAPI, request: Request) -> str:
+    """All methods of the path; the framework names those of the first route it finds."""
+    paths, asked = app.openapi()["paths"], request.url.path
+    found = [asked] if asked in paths else [path for path in paths if compile_path(path)[0].match(asked)]
+    return ", ".join(sorted({method.upper() for path in found for method in paths[path]}))
+
+
 def _add_error_handlers(app: FastAPI, gateway: Gateway) -> None:
     async def on_problem(_request: Request, error: Exception) -> Response:
         assert isinstance(error, Problem)
@@ -117,10 +125,10 @@ def _add_error_handlers(app: FastAPI, gateway: Gateway) -> None:
         where = ".".join(str(part) for part in first["loc"])
         return await gateway.refuse(Problem(422, "bad_request", f"{where}: {first['msg']}"))
 
-    async def on_http(_request: Request, error: Exception) -> Response:
+    async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         code = {404: "unknown_path", 405: "wrong_method"}.get(error.status_code, "bad_request")
-        allow = (error.headers or {}).get("allow", "")
+        allow = _allowed(app, request) if error.status_code == 405 else ""
         return await gateway.refuse(Problem(error.status_code, code, str(error.detail), allow=allow))
 
     async def on_depth(_request: Request, _error: Exception) -> Response:

@@ -1,7 +1,7 @@
 """Bodies and parameters of the control plane: typed and closed, so that a misspelt field is an error and never silence.
 
-Numbers fit the store's columns and texts hold no NUL, because either would be a failure of the store instead of a
-sentence to the client.
+Numbers are numbers (true and "3" are not) and fit the store's columns, and texts hold no NUL: what the store cannot
+keep becomes a sentence to the client instead of a failure.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator
 
 from swe_lightning.records import InfraReason, Outcome
 
@@ -18,7 +18,22 @@ _NO_NUL = r"^[^\x00]*$"
 Text = Annotated[str, Field(pattern=_NO_NUL, max_length=10_000)]
 Name = Annotated[str, Field(pattern=r"^[^\x00]+$", max_length=200)]
 RequestId = Annotated[str, Field(pattern=_NO_NUL, max_length=100)]
-Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool | str):
+        raise ValueError("should be a number")
+    return value
+
+
+# The check of the type stands last and so runs first; bounds before it stay in the document.
+_Number = BeforeValidator(_number)
+Count = Annotated[int, Field(ge=1, le=2**31 - 1), _Number]
+Version = Annotated[int, Field(ge=0, le=2**31 - 1), _Number]
+Attempts = Annotated[int, Field(ge=1, le=1000), _Number]
+Seconds = Annotated[float, Field(gt=0, le=1e9), _Number]
+Drain = Annotated[float, Field(ge=0, le=86400), _Number]
+Real = Annotated[float, Field(allow_inf_nan=False), _Number]
 
 
 class Body(BaseModel):
@@ -31,8 +46,8 @@ class NewRollout(Body):
     rollout_id: str = Field("", pattern=f"^({_ID.pattern})?$")
     group_id: Name
     mode: Literal["train", "val"] = "train"
-    max_attempts: int = Field(3, ge=1, le=1000)
-    timeout_s: float = Field(5400.0, gt=0, le=1e9)
+    max_attempts: Attempts = 3
+    timeout_s: Seconds = 5400.0
     task: dict[str, Any] = Field(default_factory=dict)
     config: dict[str, Any] = Field(default_factory=dict)
 
@@ -95,11 +110,18 @@ class CustomEvent(Body):
         return value
 
 
+class GivenOutcome(Outcome):
+    """An Outcome whose numbers are numbers: true is not 1.0 here."""
+
+    reward: Real | None = None
+    shaped_reward: Real | None = None
+
+
 class Reward(Body):
     """The end of the attempt (grade scope): a reward, or the reason why there is none."""
 
     type: Literal["reward"]
-    outcome: Annotated[Outcome, Field(json_schema_extra={"oneOf": _EITHER})]
+    outcome: Annotated[GivenOutcome, Field(json_schema_extra={"oneOf": _EITHER})]
     event_id: RequestId = ""
 
 
@@ -116,10 +138,10 @@ NewEvent = Annotated[
 class NewModel(Body):
     url: str = Field(pattern=r"^https?://[^\s\x00]+$", max_length=2000)
     name: Name = "policy"
-    version: int = Field(0, ge=0, le=2**31 - 1)
+    version: Version = 0
     max_context: Count | None = None
 
 
 class Pause(Body):
-    drain_s: float | None = Field(None, ge=0, le=86400)
+    drain_s: Drain | None = None
     """Wait this long for calls in flight; None: do not wait."""

@@ -29,7 +29,7 @@ _DONE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 def translate(body: Body, _spellings: Spellings) -> tuple[Body, Body]:
     check_limits(body, "max_output_tokens")
     for name in _STATEFUL:
-        if body.get(name) not in (None, False) or (body.get(name) is False and name != "background"):
+        if body.get(name) is not None and not (name == "background" and body[name] is False):
             refuse(f"{name} is not served: the gateway keeps no conversation; send all items as input")
     chat: Body = {k: body[k] for k in _SAME if k in body}
     chat["messages"] = _messages(body)
