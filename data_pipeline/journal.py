@@ -10,29 +10,32 @@ import json
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from swe_lightning.errors import DataError
 
 
 class Journal:
-    """Open for appending, by one process; safe for several threads. Use as a context manager."""
+    """Open for appending, by one process; safe for several threads. The file is made by the first line."""
 
     def __init__(self, file: Path) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._file = threading.Lock(), file
+        self._stream: BinaryIO | None = None
         if file.exists():
             drop_torn_line(file)
-        self._stream = file.open("ab", buffering=0)
 
     def __enter__(self) -> Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stream.close()
+        if self._stream is not None:
+            self._stream.close()
 
     def append(self, record: Mapping[str, Any]) -> None:
         data = json.dumps(record).encode() + b"\n"
         with self._lock:
+            if self._stream is None:
+                self._stream = cast(BinaryIO, self._file.open("ab", buffering=0))
             self._stream.write(data)
 
     @staticmethod

@@ -13,7 +13,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ def refuse_other_result(out: Path, source: Mapping[str, Any]) -> None:
 @contextmanager
 def owned(out: Path) -> Iterator[None]:
     """Create `out` and keep other commands from writing to it meanwhile; BusyError if one does."""
+    created = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
     fd = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -68,6 +69,11 @@ def owned(out: Path) -> Iterator[None]:
         except BlockingIOError:
             raise BusyError(f"{out} is being written to by another command; wait for it or choose another") from None
         yield
+    except BaseException:
+        if created:
+            with suppress(OSError):  # not empty: what came so far is there to go on from
+                out.rmdir()
+        raise
     finally:
         os.close(fd)
 

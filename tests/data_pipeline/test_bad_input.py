@@ -1,0 +1,112 @@
+"""Broken input at the command line: one sentence that says what, where and what to do; exit 2; nothing written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cli
+
+Make = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def run(file: Path, *arguments: str, command: str = "filter") -> str:
+        before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["data", command, "--input", str(file), "--out", str(tmp_path / "out"), *arguments])
+        said = capsys.readouterr()
+        assert ended.value.code == 2
+        assert said.out == ""
+        assert not (tmp_path / "out").exists()
+        assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+        (sentence,) = (line for line in said.err.strip().splitlines() if line.startswith("swel: "))
+        assert len(sentence) < 700, "no dump of the row"
+        return sentence
+
+    return run
+
+
+TESTS = ["t.py::a"]
+LINES: list[tuple[Any, str]] = [
+    ('{"instance_id": "a", "repo": ', "tasks.jsonl:3: not valid JSON"),
+    ("\x00\x01", "tasks.jsonl:3: not valid JSON"),
+    ("[1, 2]", "tasks.jsonl:3: a row must be a JSON object, not list"),
+    ({"problem_statement": "x"}, "tasks.jsonl:3: column instance_id and repo is missing or not text"),
+    ({"instance_id": 7, "repo": "a/b"}, "tasks.jsonl:3: column instance_id is missing or not text"),
+    ({"instance_id": "../../../etc/cron.d/x", "repo": "a/b"}, "tasks.jsonl:3: instance_id '../../../etc/cron.d/x'"),
+    ({"instance_id": "-rf", "repo": "a/b"}, "cannot name a branch and a directory"),
+    ({"instance_id": "a\nb", "repo": "a/b"}, "cannot name a branch and a directory"),
+    ({"instance_id": "a", "repo": "../../home"}, "repo '../../home' is no name of a repository"),
+    ({"instance_id": "a", "repo": "/etc"}, "repo '/etc' is no name of a repository"),
+    ({"instance_id": "a", "repo": "a/b", "FAIL_TO_PASS": [TESTS]}, "FAIL_TO_PASS must be a list of test ids"),
+    ({"instance_id": "a", "repo": "a/b", "FAIL_TO_PASS": ["a", 1]}, "FAIL_TO_PASS must be a list of test ids"),
+    ({"instance_id": "a", "repo": "a/b", "PASS_TO_PASS": 3}, "PASS_TO_PASS must be a list of test ids"),
+    ({"instance_id": "a", "repo": "a/b", "problem_statement": ["x"]}, "problem_statement must be text, not list"),
+    ({"instance_id": "a", "repo": "a/b", "problem_statement": "x" * 10_000_000}, "has 10000000 characters"),
+    ({"instance_id": "a", "repo": "a/b", "patch": 5}, "tasks.jsonl:3: column patch"),
+    ({"instance_id": "a", "repo": "a/b", "repo_path": 5}, "repo_path must be text"),
+    ({"instance_id": "a", "repo": "a/b", "test_env": {"A": 1}}, "tasks.jsonl:3: column test_env.A"),
+    ("again", "tasks.jsonl:3: instance_id 'owner__name.0123abcd.func_basic__00000000' was already given at"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), LINES, ids=range(len(LINES)))
+def test_a_bad_line(make_row: Make, tmp_path: Path, refused: Any, line: Any, message: str) -> None:
+    rows = [json.dumps(make_row(n)) for n in (0, 1)]
+    rows.append(rows[0] if line == "again" else line if isinstance(line, str) else json.dumps(line))
+    (tmp_path / "tasks.jsonl").write_text("\n".join([*rows, json.dumps(make_row(2))]))
+    assert message in refused(tmp_path / "tasks.jsonl")
+
+
+def test_damaged_files(make_row: Make, tmp_path: Path, refused: Any) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    file = tmp_path / "t.parquet"
+    pq.write_table(pa.Table.from_pylist([make_row(n) for n in range(2000)]), file, compression="none")
+    whole = file.read_bytes()
+    for cut in (len(whole) // 2, len(whole) - 3, 0):
+        file.write_bytes(whole[:cut])
+        assert "t.parquet is not a readable parquet file" in refused(file)
+    pq.write_table(pa.table({"unrelated": [1, 2]}), file)
+    assert "t.parquet: row 1: column instance_id and repo is missing" in refused(file)
+    (tmp_path / "t.jsonl.gz").write_bytes(b"\x1f\x8b\x08 not really")
+    assert "damaged or truncated" in refused(tmp_path / "t.jsonl.gz")
+    (tmp_path / "t.jsonl").write_bytes(b"")
+    assert "no rows in" in refused(tmp_path / "t.jsonl")
+
+
+def test_an_empty_result_names_the_reasons(make_row: Make, tmp_path: Path, refused: Any) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("".join(json.dumps(make_row(n, problem_statement=" ")) + "\n" for n in range(3)))
+    assert "no row is left of 3: 3 empty_issue" in refused(file)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--preset", "loose"), "--preset loose: choose one of paper, strict"),
+        (("--stage", "nosuch"), "--stage nosuch: no such stage; choose among empty_issue"),
+        (("--skip", "nosuch"), "--skip nosuch: no such stage"),
+        (("--eval-set", "absent.jsonl"), "no file absent.jsonl"),
+        (("--branches", "absent.json"), "cannot read branches absent.json"),
+        (("--probe-results", "absent.json"), "cannot read probe results absent.json"),
+        (("--held-out-repo", "nowhere"), "held-out repository nowhere is not among the rows"),
+    ],
+)
+def test_bad_options(make_row: Make, tmp_path: Path, refused: Any, arguments: tuple[str, ...], message: str) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("".join(json.dumps(make_row(n)) + "\n" for n in range(3)))
+    assert message in refused(file, *arguments)
+
+
+def test_a_row_that_has_no_repository_cannot_be_validated(make_row: Make, tmp_path: Path, refused: Any) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(json.dumps(make_row()) + "\n")
+    assert "has no repo_path" in refused(file, command="validate")
