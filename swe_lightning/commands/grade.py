@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -40,6 +40,7 @@ def grade(
             help="Keep rows here; a second call grades only what has no verdict. Default: beside --predictions."
         ),
     ] = None,
+    keep: Annotated[Path | None, typer.Option(help="Leave the tree of every graded box in this directory.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Take verdicts in fresh sandboxes, or from a saved log."""
@@ -72,7 +73,9 @@ def grade(
             jobs = commands.jobs_of(chosen, kind, repeat=repeat, scope=tests)
         else:
             jobs = commands.jobs_of_patches(chosen, patches, repeat=repeat, scope=tests)
-        rows = _run(jobs, tests, timeout_s, workers, backend, out)
+        rows = _run(jobs, tests, timeout_s, workers, {"backend": backend, "keep": keep}, out)
+        if keep is not None:
+            typer.echo(f"swel: the trees of {len(rows)} gradings are in {keep}", err=True)
     if as_json:
         typer.echo(json.dumps([row.as_dict() for row in rows], indent=2))
     else:
@@ -101,7 +104,7 @@ def _tasks(tasks: Path | None, task: str | None, versions: Path | None) -> list[
 
 
 def _run(
-    jobs: list[Job], tests: str, timeout_s: float, workers: int | None, backend: str, out: Path | None
+    jobs: list[Job], tests: str, timeout_s: float, workers: int | None, sandbox: dict[str, Any], out: Path | None
 ) -> list[GradeRow]:
     from pydantic import ValidationError
 
@@ -114,7 +117,7 @@ def _run(
     from swe_lightning.sandbox import Limits, make_backend
 
     try:
-        section = SandboxSection.model_validate({"backend": backend})
+        section = SandboxSection.model_validate(sandbox)
         grading = Grading.model_validate({"timeout_s": timeout_s, "tests": tests})
     except ValidationError as error:
         wrong = error.errors()[0]

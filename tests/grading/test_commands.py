@@ -68,6 +68,9 @@ def test_patch_and_predictions_of_a_task(place: Path, task: Task) -> None:
         code, rows = swel(*arguments)
         assert (code, [row["verdict"]["resolved"] for row in rows]) == (0, [True])
         assert rows[0]["verdict"]["proof"] == "recorder"
+    assert swel("tasks.jsonl", "--task", task.instance_id, "--patch", "fix.diff", "--keep", "kept")[0] == 0
+    (kept,) = Path("kept").iterdir()
+    assert (kept / "tree" / CORE).read_bytes() == FIX
 
 
 def test_gold_and_null_decide_the_exit_code(place: Path, task: Task) -> None:

@@ -10,8 +10,11 @@ import base64
 import hashlib
 import hmac
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ import pytest
 from swe_lightning.gateway.client import Lease
 from swe_lightning.records import Task
 from swe_lightning.sandbox import Backend, Sandbox
+from swe_lightning.sandbox.local import LocalBackend
 from swe_lightning.sandbox.network import GATEWAY_PORT, GATEWAY_URL
 from swe_lightning.sandbox.trees import agent_tree
 from swe_lightning.services import Service
@@ -100,6 +104,34 @@ def test_its_own_model_path_works(inside: Sandbox, ask: Ask, lease: Lease) -> No
     assert inside.run(shell, timeout_s=5).output.decode().strip() == f"http://127.0.0.1:{GATEWAY_PORT}" + model_path(
         lease
     ).removesuffix("/chat/completions")
+
+
+SDK = """
+import openai
+client = openai.OpenAI()
+hello = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+print(client.chat.completions.create(**hello).choices[0].message.content)
+stream = client.chat.completions.create(**hello, stream=True)
+print("".join(c.choices[0].delta.content or "" for c in stream if c.choices))
+"""
+
+
+def test_a_stock_client_inside_needs_nothing_but_its_environment(
+    able: None, gateway: GatewayProcess, lease: Lease, task: Task
+) -> None:
+    if sys.prefix == sys.base_prefix:
+        pytest.skip("needs a virtual environment with the openai package to show to a box")
+    pytest.importorskip("openai", reason="the dev extra brings openai")
+    env = {"OPENAI_API_KEY": lease.agent_token, "OPENAI_BASE_URL": own_url(lease)}
+    backend = LocalBackend(env_dir=Path(sys.prefix))
+    try:
+        route, limits = Service("127.0.0.1", gateway.port), replace(LIMITS, memory_mb=1024)
+        with backend.create(agent_tree(task, show_tests=False), limits=limits, env=env, gateway=route) as box:
+            result = box.run(f"python - <<'END'\n{SDK}\nEND", timeout_s=120)
+    finally:
+        backend.close()
+    assert result.output.decode() == "ok\nok\n"
+    assert len(gateway.client.calls(lease.rollout.rollout_id)) == 2
 
 
 def control_calls(rollout: str, attempt: int) -> list[tuple[str, str, Any]]:

@@ -34,6 +34,7 @@ def test_the_environment_is_ours_and_not_the_hosts(backend: LocalBackend, tree: 
         del os.environ["HOST_SECRET"]
     assert "HOST_SECRET" not in seen
     assert (seen["F"], seen["HOME"], seen["PAGER"], seen["LANG"]) == ("pkg/a.py", "/tmp", "cat", "C.UTF-8")
+    assert (seen["GIT_PAGER"], seen["SETUPTOOLS_SCM_PRETEND_VERSION"]) == ("cat", "99.0.0")
     assert (seen["PYTHONDONTWRITEBYTECODE"], seen["PYTHONHASHSEED"]) == ("1", "0")
     assert (once.output, after) == (b"2now\n", "1\n")
 
