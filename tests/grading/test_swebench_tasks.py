@@ -214,9 +214,11 @@ def test_e7_a_patch_that_creates_what_exists_fails_fast(grader: Grader, row: Tas
     verdict = grader.grade(row, patch + b"@@ -0,0 +1 @@\n+x\n")
     assert (verdict.resolved, verdict.apply) == (False, "failed")
     assert verdict.seconds < 20
-    applied = row.patch.encode()
-    reversed_already = grader.grade(row, applied.replace(b"a - b", b"a + c"))
-    assert reversed_already.apply == "failed", "neither guessed to be reversed nor asked about"
+    minus, plus = b"-    return a - b\n+    return a + b\n", b"-    return a + b\n+    return a - b\n"
+    already = row.patch.encode().replace(minus, plus)
+    assert already != row.patch.encode()
+    verdict = grader.grade(row, already)
+    assert (verdict.resolved, verdict.apply) == (False, "failed"), "taken back, it would be the fix"
 
 
 def test_e7_build_products_in_a_patch_are_left_out(grader: Grader, row: Task) -> None:
