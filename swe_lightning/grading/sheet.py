@@ -101,7 +101,8 @@ def _foreign(path: Path, line: int) -> DataError:
 
 def summary_table(rows: Sequence[GradeRow], title: str) -> Table:
     table = Table(title=title)
-    for column in ("task", "resolved", "F2P", "P2P failed", "filtered", "seconds", "why"):
+    table.add_column("task", no_wrap=True)
+    for column in ("resolved", "F2P", "P2P failed", "filtered", "seconds", "why"):
         table.add_column(column)
     for row in rows:
         v, note = row.verdict, f"known to be flaky: {row.flaky}. " if row.flaky else ""
