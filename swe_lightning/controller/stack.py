@@ -15,6 +15,7 @@ from pathlib import Path
 from swe_lightning.controller.supervisor import Service, Supervisor, free_port, swel_command
 from swe_lightning.errors import UpstreamError
 from swe_lightning.gateway.client import GatewayClient
+from swe_lightning.gateway.database import URL_VARIABLE
 from swe_lightning.gateway.tokens import Keyring
 from swe_lightning.policy.sync import ModelServer
 from swe_lightning.rundir import RunDir
@@ -123,6 +124,7 @@ class Stack:
                 lambda: swel_command("serve", "gateway", str(self.run.path), "--port", str(port)),
                 healthy=lambda: _answers(f"{self.gateway_url}/healthz"),
                 log=self.run.logs / "gateway.log",
+                environment={URL_VARIABLE: ""},  # a stack's store lies in its run directory
             )
         )
         token = self.keyring.mint("control", ttl_s=30 * 86400)
