@@ -121,7 +121,8 @@ class Stack:
         self.supervisor.start(
             Service(
                 "gateway",
-                lambda: swel_command("serve", "gateway", str(self.run.path), "--port", str(port)),
+                # the supervisor kills after ten seconds: the grace ends before that
+                lambda: swel_command("serve", "gateway", str(self.run.path), "--port", str(port), "--grace-s", "5"),
                 healthy=lambda: _answers(f"{self.gateway_url}/healthz"),
                 log=self.run.logs / "gateway.log",
                 environment={URL_VARIABLE: ""},  # a stack's store lies in its run directory
