@@ -12,6 +12,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from swe_lightning.services import Service, may_connect
@@ -77,18 +78,45 @@ class RelayedBox:
 
 async def _serve(listener: socket.socket, target: Service) -> None:
     listener.setblocking(False)
-    loop = asyncio.get_running_loop()
     room = asyncio.Semaphore(CONNECTIONS)
-    with listener:
+    clients: set[socket.socket] = set()
+
+    def done(client: socket.socket, _: object) -> None:
+        client.close()
+        clients.discard(client)
+        room.release()
+
+    try:
         async with asyncio.TaskGroup() as connections:
             while True:
                 await room.acquire()
-                client, _ = await loop.sock_accept(listener)
-                connections.create_task(_carry(client, target)).add_done_callback(lambda _: room.release())
+                await _readable(listener)
+                with contextlib.suppress(BlockingIOError, ConnectionError):
+                    client, _ = listener.accept()
+                    clients.add(client)
+                    task = connections.create_task(_carry(client, target))
+                    task.add_done_callback(partial(done, client))
+                    continue
+                room.release()
+    finally:  # a task that was cancelled before it began has closed nothing
+        for sock in (listener, *clients):
+            sock.close()
+
+
+async def _readable(sock: socket.socket) -> None:
+    """Not sock_accept(): cancelled at the wrong moment, that loses a connection it has accepted."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(sock, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(sock)
 
 
 async def _carry(client: socket.socket, target: Service) -> None:
-    with client, contextlib.suppress(OSError, TimeoutError):
+    client.setblocking(False)
+    with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             service = await _connect(target)
         with service:
