@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import subprocess
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,7 +81,7 @@ def docker_image(docker_daemon: None) -> str:
     if given:
         return given
     client = connect()
-    base, name = "swel-test-base:py311", "swel-test-box:py311"
+    base, name = "swel-test-base:py311", "swel-test-box:py311-2"
     if not client.images(name):
         if not (KIT / "make-base-image.py").exists():
             pytest.skip(f"no image to test with: {DOCKER_HINT}")
@@ -88,8 +89,16 @@ def docker_image(docker_daemon: None) -> str:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=240)
         if done.returncode:
             pytest.skip(f"the test image could not be made: {done.stderr[-300:]}; {DOCKER_HINT}")
-        lines = f'FROM {base}\nRUN ["ln", "-s", "/usr/bin/python3", "/usr/bin/python"]\n'
-        list(client.build(fileobj=io.BytesIO(lines.encode()), tag=name, rm=True, network_mode="none"))
+        lines = f'FROM {base}\nCOPY bin /usr/bin/\nRUN ["ln", "-s", "/usr/bin/python3", "/usr/bin/python"]\n'
+        context = io.BytesIO()
+        with tarfile.open(fileobj=context, mode="w", dereference=True) as tar:
+            entry = tarfile.TarInfo("Dockerfile")
+            entry.size = len(lines)
+            tar.addfile(entry, io.BytesIO(lines.encode()))
+            for program in ("setsid", "nohup", "yes", "tty", "mkfifo", "mknod", "unshare", "mount", "umount"):
+                tar.add(f"/usr/bin/{program}", f"bin/{program}")
+        context.seek(0)
+        list(client.build(fileobj=context, custom_context=True, tag=name, rm=True, network_mode="none"))
     client.close()
     return name
 

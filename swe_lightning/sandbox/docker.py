@@ -368,7 +368,7 @@ def host_settings(tree: Path, tree_mb: int, limits: Limits, network: Routes) -> 
         "mem_limit": memory,
         "memswap_limit": memory,
         "nano_cpus": int(limits.cpu * 1e9),
-        "pids_limit": limits.pids + 4,
+        "pids_limit": limits.pids + 3,
         "shm_size": min(SHM_MB, limits.disk_mb) << 20,
         "ipc_mode": "private",
         "restart_policy": {"Name": "no"},

@@ -1,4 +1,4 @@
-"""Real boxes on real trees. Everything a backend promises is tested on both layouts of the local one."""
+"""Real boxes on real trees. What every backend promises is tested on containers and both layouts of the local one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_lightning.sandbox import Limits
+from swe_lightning.sandbox import Backend, Limits, Sandbox
 from swe_lightning.sandbox.local import LocalBackend, LocalSandbox
 
 SMALL = Limits(cpu=2, memory_mb=512, pids=128, disk_mb=64, output_bytes=20_000)
@@ -18,8 +18,20 @@ def own_home(swel_home: Path) -> None:
     """Every test of this room."""
 
 
+@pytest.fixture(scope="session", params=["overlay", "copy", "docker"])
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    if request.param == "docker":
+        yield request.getfixturevalue("docker_backend")
+        return
+    request.getfixturevalue("able")
+    backend = LocalBackend(force_copy=request.param == "copy")
+    yield backend
+    backend.close()
+
+
 @pytest.fixture(scope="session", params=["overlay", "copy"])
-def backend(request: pytest.FixtureRequest, able: None) -> Iterator[LocalBackend]:
+def local_backend(request: pytest.FixtureRequest, able: None) -> Iterator[LocalBackend]:
+    """For what only local boxes promise, or how they keep it."""
     backend = LocalBackend(force_copy=request.param == "copy")
     yield backend
     backend.close()
@@ -40,6 +52,12 @@ def tree(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def box(backend: LocalBackend, tree: Path) -> Iterator[LocalSandbox]:
+def box(backend: Backend, tree: Path) -> Iterator[Sandbox]:
     with backend.create(tree, limits=SMALL) as box:
+        yield box
+
+
+@pytest.fixture
+def local_box(local_backend: LocalBackend, tree: Path) -> Iterator[LocalSandbox]:
+    with local_backend.create(tree, limits=SMALL) as box:
         yield box

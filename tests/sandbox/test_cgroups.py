@@ -14,6 +14,13 @@ import pytest
 from swe_lightning.sandbox import Limits, cgroups
 from swe_lightning.sandbox.local import LocalBackend
 
+
+@pytest.fixture
+def backend(local_backend: LocalBackend) -> LocalBackend:
+    """Only local boxes: how they are kept, not what they promise."""
+    return local_backend
+
+
 LIMITS = Limits(cpu=1.5, memory_mb=100, disk_mb=20, pids=30)
 MEMORY = 120 << 20
 V2_FILES = ("memory.max", "memory.swap.max", "memory.oom.group", "pids.max", "cpu.max", "cgroup.procs")

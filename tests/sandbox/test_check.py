@@ -12,7 +12,7 @@ from swe_lightning.errors import UserError
 from swe_lightning.recipe import SandboxSection
 from swe_lightning.sandbox import Backend, Sandbox, make_backend
 from swe_lightning.sandbox.check import escape_report
-from swe_lightning.sandbox.local import LocalBackend, LocalSandbox
+from swe_lightning.sandbox.local import LocalBackend
 
 FORBID = 'echo 0 >/proc/sys/user/max_user_namespaces && exec "$@"'
 
@@ -45,6 +45,6 @@ def test_the_room_is_light() -> None:
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
 
 
-def test_local_boxes_keep_the_protocols(backend: LocalBackend, box: LocalSandbox) -> None:
+def test_boxes_keep_the_protocols(backend: Backend, box: Sandbox) -> None:
     assert isinstance(backend, Backend)
     assert isinstance(box, Sandbox)

@@ -53,7 +53,7 @@ def test_the_container_has_no_power(docker_backend: DockerBackend, client: Any, 
     host = info["HostConfig"]
     assert (host["CapDrop"], host["Privileged"], host["ReadonlyRootfs"]) == (["ALL"], False, True)
     assert host["SecurityOpt"] == ["no-new-privileges:true"]
-    assert (host["NetworkMode"], host["PidsLimit"], host["NanoCpus"]) == ("none", 68, 2_000_000_000)
+    assert (host["NetworkMode"], host["PidsLimit"], host["NanoCpus"]) == ("none", 67, 2_000_000_000)
     assert host["Memory"] == host["MemorySwap"] > 256 << 20
     assert host["RestartPolicy"]["Name"] in ("", "no")
     assert [m["Destination"] for m in info["Mounts"]] == ["/testbed.orig"]

@@ -9,17 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from swe_lightning.sandbox import FileState, TreeDiff
-from swe_lightning.sandbox.local import LocalBackend, LocalSandbox
+from swe_lightning.sandbox import Backend, FileState, Sandbox, TreeDiff
 
 
-def changed(box: LocalSandbox, command: str) -> TreeDiff:
+def changed(box: Sandbox, command: str) -> TreeDiff:
     result = box.run(command, timeout_s=20)
     assert result.exit_code == 0, result.output
     return box.diff()
 
 
-def test_a_fresh_box_differs_in_nothing(box: LocalSandbox) -> None:
+def test_a_fresh_box_differs_in_nothing(box: Sandbox) -> None:
     assert box.diff() == {}
 
 
@@ -86,21 +85,21 @@ CHANGES: dict[str, tuple[str, TreeDiff]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_diff_is_exact(box: LocalSandbox, name: str) -> None:
+def test_diff_is_exact(box: Sandbox, name: str) -> None:
     command, expected = CHANGES[name]
     assert changed(box, command) == expected
     assert box.left_out == []
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_diff_written_into_a_fresh_box_is_that_state(backend: LocalBackend, tree: Path, name: str) -> None:
+def test_a_diff_written_into_a_fresh_box_is_that_state(backend: Backend, tree: Path, name: str) -> None:
     expected = CHANGES[name][1]
     with backend.create(tree) as box:
         box.write(expected)
         assert box.diff() == expected
 
 
-def test_the_given_tree_is_never_written_to(backend: LocalBackend, tree: Path) -> None:
+def test_the_given_tree_is_never_written_to(backend: Backend, tree: Path) -> None:
     before = snapshot(tree)
     with backend.create(tree, files={"pkg/new.py": b"n"}) as box:
         changed(box, "rm -r pkg/deep; echo q >>pkg/a.py; chmod 600 run.sh; ln -sfn x link; mkdir -p pkg/z")
@@ -118,7 +117,7 @@ def snapshot(tree: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def test_extra_files_are_part_of_the_base(backend: LocalBackend, tree: Path) -> None:
+def test_extra_files_are_part_of_the_base(backend: Backend, tree: Path) -> None:
     files = {".orig/pkg/a.py": b"x = 1\n", "pkg/deep/new.py": b"n\n", "pkg/b.py": b"laid over\n"}
     with backend.create(tree, files=files) as box:
         assert box.diff() == {}
@@ -135,14 +134,14 @@ def test_extra_files_are_part_of_the_base(backend: LocalBackend, tree: Path) -> 
 
 
 @pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "", "a//b", "./a", "a/", "a\0b"])
-def test_paths_that_leave_the_tree_are_refused(backend: LocalBackend, box: LocalSandbox, tree: Path, path: str) -> None:
+def test_paths_that_leave_the_tree_are_refused(backend: Backend, box: Sandbox, tree: Path, path: str) -> None:
     with pytest.raises(ValueError, match="plain path"):
         box.write({path: FileState(b"x")})
     with pytest.raises(ValueError, match="plain path"):
         backend.create(tree, files={path: b"x"})
 
 
-def test_read_file_sees_what_the_box_sees(box: LocalSandbox) -> None:
+def test_read_file_sees_what_the_box_sees(box: Sandbox) -> None:
     box.run("printf 'r\\xff' >/tmp/r; mkfifo /tmp/pipe; head -c 3000000 /dev/zero >big", timeout_s=20)
     assert box.read_file("/tmp/r") == b"r\xff"
     assert box.read_file("link") == b"x = 1\n"
@@ -161,7 +160,7 @@ def test_read_file_sees_what_the_box_sees(box: LocalSandbox) -> None:
     assert box.run("echo alive", timeout_s=20).output == b"alive\n"
 
 
-def test_a_write_that_fails_leaves_a_working_box(backend: LocalBackend, tree: Path) -> None:
+def test_a_write_that_fails_leaves_a_working_box(backend: Backend, tree: Path) -> None:
     from swe_lightning.sandbox import Limits
 
     with backend.create(tree, limits=Limits(disk_mb=4)) as box:
@@ -170,13 +169,13 @@ def test_a_write_that_fails_leaves_a_working_box(backend: LocalBackend, tree: Pa
         assert box.run("rm -f big; echo ok", timeout_s=20).output == b"ok\n"
 
 
-def test_special_files_are_left_out_with_a_note(box: LocalSandbox) -> None:
+def test_special_files_are_left_out_with_a_note(box: Sandbox) -> None:
     command = "mkfifo p; python -c \"import socket; socket.socket(socket.AF_UNIX).bind('s')\"; rm run.sh; mkfifo run.sh"
     assert changed(box, command) == {"run.sh": None}
     assert sorted(note.split(":")[0] for note in box.left_out) == ["p", "run.sh", "s"]
 
 
-def test_trees_too_deep_or_too_large_do_not_take_the_reader_down(backend: LocalBackend, tree: Path) -> None:
+def test_trees_too_deep_or_too_large_do_not_take_the_reader_down(backend: Backend, tree: Path) -> None:
     deep = "import os\nfor i in range(1500):\n    os.mkdir('d'); os.chdir('d')\nopen('f', 'w').close()"
     sparse = "import os\nfor i in range(40):\n    f = open(f'sparse{i}', 'w'); f.truncate(60 << 20)"
     with backend.create(tree) as box:
@@ -185,7 +184,7 @@ def test_trees_too_deep_or_too_large_do_not_take_the_reader_down(backend: LocalB
         assert len(box.left_out) == 41
 
 
-def test_modes_and_owners_of_the_tree_do_not_matter(backend: LocalBackend, tmp_path: Path) -> None:
+def test_modes_and_owners_of_the_tree_do_not_matter(backend: Backend, tmp_path: Path) -> None:
     """A tree readable only by its owner works, and looks as if the box's user owned it."""
     private = tmp_path / "private"
     private.mkdir(mode=0o700)

@@ -20,6 +20,13 @@ from swe_lightning.errors import SandboxLost
 from swe_lightning.sandbox import Limits, cgroups
 from swe_lightning.sandbox.local import LocalBackend, LocalSandbox
 
+
+@pytest.fixture
+def backend(local_backend: LocalBackend) -> LocalBackend:
+    """Only local boxes: how they are kept, not what they promise."""
+    return local_backend
+
+
 MARK = "sleep 987.6"
 
 

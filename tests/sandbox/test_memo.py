@@ -16,6 +16,13 @@ from swe_lightning.sandbox import FileState, Limits, make_backend
 from swe_lightning.sandbox.local import LocalBackend, LocalSandbox
 from swe_lightning.sandbox.memo import RememberingBackend
 
+
+@pytest.fixture
+def backend(local_backend: LocalBackend) -> LocalBackend:
+    """Only local boxes: how they are kept, not what they promise."""
+    return local_backend
+
+
 PATTERN = r"(sed|cat|echo|rm|mkdir|printf|cp|sleep) [^\n]*"
 
 

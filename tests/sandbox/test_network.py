@@ -22,6 +22,18 @@ from swe_lightning.sandbox.local import LocalBackend, LocalSandbox
 from swe_lightning.sandbox.network import GATEWAY_URL, Network, endpoints
 from swe_lightning.services import Service, may_connect, parse_service
 
+
+@pytest.fixture
+def backend(local_backend: LocalBackend) -> LocalBackend:
+    """Only local boxes: how they are kept, not what they promise."""
+    return local_backend
+
+
+@pytest.fixture
+def box(local_box: LocalSandbox) -> LocalSandbox:
+    return local_box
+
+
 SMALL = Limits(cpu=2, memory_mb=512, pids=128, disk_mb=64)
 
 GET = "import urllib.request; print(urllib.request.urlopen('{url}', timeout=5).read().decode())"

@@ -12,6 +12,13 @@ import pytest
 
 from swe_lightning.sandbox.local import LocalBackend, LocalSandbox
 
+
+@pytest.fixture
+def backend(local_backend: LocalBackend) -> LocalBackend:
+    """Only local boxes: how they are kept, not what they promise."""
+    return local_backend
+
+
 BENCHMARK = Path(__file__).parent.parent.parent / "benchmarks/sandbox.py"
 
 
