@@ -279,7 +279,11 @@ class Store(Reads):
             return
         lifecycle.must_be_current(rows.position(_require_row(tx, rollout_id)), attempt)
         if self.shared:
-            self._live[rollout_id] = rows.live(_whole(tx, rollout_id)), self._histories.epoch
+            if (
+                live is None or live.attempt != attempt
+            ):  # else only its end was in doubt: mode and sampling never change
+                live = rows.live(_whole(tx, rollout_id))
+            self._live[rollout_id] = live, self._histories.epoch
 
     def _append(
         self, tx: Transaction, rollout_id: str, attempt: int, kind: str, data: dict[str, Any], event_id: str
