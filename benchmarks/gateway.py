@@ -208,9 +208,10 @@ def cost_row(setting: str, totals: dict[str, Total], path: str) -> list[str]:
 
 
 def many(latency_s: float) -> Iterator[list[str]]:
-    """400 agents at once on a server that takes 5 s."""
+    """400 agents at once on a server that takes 5 s, without the gateway and with it."""
     with house(latency_s=latency_s, others=False) as h:
         h.use(3_000)
+        direct, _ = load({"prompt_ids": 3_000, "calls": 2, "targets": h.targets("direct", 3_000, 400)})
         peak, done = [0], threading.Event()
 
         def watch() -> None:
@@ -223,7 +224,7 @@ def many(latency_s: float) -> Iterator[list[str]]:
         done.set()
         watcher.join()
         yield [f"400 agents, {latency_s:g} s upstream: in flight at once", str(peak[0]), "400"]
-        yield ["p50 / the upstream's time", f"{seen['p50_ms'] / 1e3 / latency_s:.3f}", "at most 1.1"]
+        yield ["p50 through the gateway / direct", f"{seen['p50_ms'] / direct['p50_ms']:.3f}", "at most 1.1"]
 
 
 def pause(held: int) -> Iterator[list[str]]:
