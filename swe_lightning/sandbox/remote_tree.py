@@ -47,9 +47,9 @@ def remote_diff(server: CommandClient, base: BaseTree) -> tuple[TreeDiff, list[s
 
 def _batches(wanted: list[tuple[bytes, int, int]]) -> list[list[tuple[bytes, int, int]]]:
     batches: list[list[tuple[bytes, int, int]]] = []
-    size = BATCH_BYTES
+    size = 0
     for path, length, mode in wanted:
-        if size + length > BATCH_BYTES or len(batches[-1]) >= BATCH_FILES:
+        if not batches or size + length > BATCH_BYTES or len(batches[-1]) >= BATCH_FILES:
             batches.append([])
             size = 0
         batches[-1].append((path, length, mode))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import socket
 import subprocess
@@ -234,3 +235,39 @@ def test_named_services_are_reached_and_nothing_else(docker_image: str, docker_d
 def test_this_machines_report_is_clean_in_containers(docker_backend: DockerBackend) -> None:
     rows = escape_report(docker_backend, cgroup=True)
     assert [row for row in rows if not row[1]] == []
+
+
+def test_a_containers_user_is_nobody_and_gains_nothing(docker_backend: DockerBackend, tree: Path) -> None:
+    with docker_backend.create(tree, limits=LIMITS) as box:
+        said = box.run("cp /usr/bin/id /tmp/i; chmod 6755 /tmp/i; /tmp/i -u; /tmp/i -g", timeout_s=20).output
+        status = box.run("cat /proc/self/status", timeout_s=20).output.decode()
+    assert said == b"60600\n60600\n"
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert {fields[f"Cap{kind}"] for kind in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {"0" * 16}
+    assert (fields["NoNewPrivs"], fields["Seccomp"]) == ("1", "2")
+    with pytest.raises(KeyError):
+        pwd.getpwuid(60_600)
+
+
+def test_filling_each_place_of_a_container_ends_at_its_limit(docker_backend: DockerBackend, tree: Path) -> None:
+    with docker_backend.create(tree, limits=LIMITS) as box:
+        for place in ("/testbed", "/tmp", "/var/tmp", "/dev/shm"):
+            fill = (
+                f"for i in 1 2 3 4 5 6; do head -c 8M /dev/zero >{place}/f$i; done 2>/dev/null; cat {place}/f* | wc -c"
+            )
+            assert 0 < int(box.run(fill, timeout_s=30).output) <= 34 << 20
+            assert box.run(f"rm {place}/f*; echo ok >m; cat m", timeout_s=20).output == b"ok\n"
+        box.run('truncate -s 1T sparse || python -c \'open("sparse", "w").truncate(1 << 40)\'', timeout_s=20)
+        assert (box.diff().get("sparse") or FileState(b"")).data == b""
+
+
+def test_files_that_vanish_while_they_are_listed_hide_nothing(docker_backend: DockerBackend, tree: Path) -> None:
+    """A diff that fails would turn a wrong answer into a machine's fault; a hidden neighbour, into a deletion."""
+    with docker_backend.create(tree, limits=LIMITS) as box:
+        loop = "while :; do for i in 1 2 3 4 5 6 7 8; do ln -s x $i; done; rm -f 1 2 3 4 5 6 7 8; done"
+        box.run(f"echo kept >kept; ({loop} >/dev/null 2>&1 &)", timeout_s=20)
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            found = box.diff()
+            assert found["kept"] == FileState(b"kept\n")
+            assert None not in found.values()

@@ -25,6 +25,7 @@ def test_a_fresh_box_differs_in_nothing(box: Sandbox) -> None:
 CHANGES: dict[str, tuple[str, TreeDiff]] = {
     "edit": ("sed -i s/1/9/ pkg/a.py", {"pkg/a.py": FileState(b"x = 9\n")}),
     "add": ("mkdir -p n/m; printf 'a\\0b' >n/m/f", {"n/m/f": FileState(b"a\0b")}),
+    "empty file": (": >empty", {"empty": FileState(b"")}),
     "delete": ("rm pkg/deep/c.py", {"pkg/deep/c.py": None}),
     "make executable": ("chmod +x pkg/a.py", {"pkg/a.py": FileState(b"x = 1\n", 0o755)}),
     "make not executable": ("chmod -x run.sh", {"run.sh": FileState(b"echo ran\n", 0o644)}),

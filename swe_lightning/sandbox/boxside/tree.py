@@ -56,8 +56,11 @@ class Tree:
             if self.stamps.get(path) == (info.st_ino, info.st_ctime_ns):
                 continue
             if stat.S_ISLNK(info.st_mode):
-                with Directory(self.root, path) as (parent, name):
-                    found += [path, b"l", os.readlink(name, dir_fd=parent)]
+                try:
+                    with Directory(self.root, path) as (parent, name):
+                        found += [path, b"l", os.readlink(name, dir_fd=parent)]
+                except OSError as error:  # a command swapped it meanwhile
+                    note(path, str(error))
             else:
                 found += [path, b"755" if info.st_mode & 0o100 else b"644", b"%d" % info.st_size]
         for path in self.stamps.keys() - seen:
@@ -81,7 +84,7 @@ class Tree:
             path, depth = stack.pop()
             try:
                 with Directory(self.root, path + b"/.") as (fd, _), os.scandir(fd) as entries:
-                    listed = [(os.fsencode(entry.name), entry.stat(follow_symlinks=False)) for entry in entries]
+                    listed = list(_stats(entries))
             except OSError as error:
                 note(path, str(error))
                 continue
@@ -93,6 +96,15 @@ class Tree:
                     note(here, "too deep for a patch")
                 else:
                     stack.append((here, depth + 1))
+
+
+def _stats(entries):
+    """(name, lstat) of what is still there: a file that vanishes meanwhile must not hide its neighbours."""
+    for entry in entries:
+        try:
+            yield os.fsencode(entry.name), entry.stat(follow_symlinks=False)
+        except OSError:
+            continue
 
 
 class Directory:
