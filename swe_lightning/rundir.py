@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import yaml
+from pydantic import ValidationError
 
 from swe_lightning.errors import BusyError, DataError, RecipeError
 from swe_lightning.recipe import Recipe
@@ -84,7 +85,7 @@ class RunDir:
                 raise DataError(f"{self.path} holds a run without recipe.yaml; choose another --run directory")
             write_atomic(self.recipe_file, yaml.safe_dump(resolved, sort_keys=False))
             return False
-        before = yaml.safe_load(self.recipe_file.read_text(encoding="utf-8"))
+        before = self._saved_recipe()
         changed = [k for k in _differences(before, resolved) if k not in allowed_changes]
         if changed:
             raise RecipeError(
@@ -93,6 +94,22 @@ class RunDir:
             )
         write_atomic(self.recipe_file, yaml.safe_dump(resolved, sort_keys=False))
         return True
+
+    def _saved_recipe(self) -> dict[str, Any]:
+        """The recipe the run was started with, as this version reads it: keys that came later have their defaults.
+
+        One that this version refuses is given as it was written, so that the comparison names what is different.
+        """
+        try:
+            before = yaml.safe_load(self.recipe_file.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise DataError(f"{self.recipe_file} is damaged: {' '.join(str(error).split())}") from error
+        if not isinstance(before, dict):
+            raise DataError(f"{self.recipe_file} is damaged: it holds no recipe; choose another --run directory")
+        try:
+            return Recipe.model_validate(before).model_dump(mode="json")
+        except ValidationError:
+            return before
 
     def lock(self) -> None:
         """Take the run for this process; BusyError if another one trains in it. Creates the directory."""

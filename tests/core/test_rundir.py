@@ -30,6 +30,37 @@ def test_resume_with_another_recipe_names_the_key(tmp_path: Path) -> None:
     assert run.recipe_file.read_bytes() == before
 
 
+def test_keys_that_came_after_the_run_was_started_have_their_defaults(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "r")
+    run.open(load_recipe("tiny_cpu.yaml"))
+    saved = yaml.safe_load(run.recipe_file.read_text())
+    del saved["reward"], saved["sandbox"]["start_limit"]
+    run.recipe_file.write_text(yaml.safe_dump(saved))
+    with pytest.raises(RecipeError, match=r"changed: sandbox\.start_limit\."):
+        run.open(load_recipe("tiny_cpu.yaml", ["sandbox.start_limit=3"]))
+    assert run.open(load_recipe("tiny_cpu.yaml")) is True
+    assert "start_limit" in yaml.safe_load(run.recipe_file.read_text())["sandbox"]
+
+
+def test_a_key_that_this_version_no_longer_knows_is_named(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "r")
+    run.open(load_recipe("tiny_cpu.yaml"))
+    saved = yaml.safe_load(run.recipe_file.read_text())
+    saved["training"]["left_behind"] = 1
+    run.recipe_file.write_text(yaml.safe_dump(saved))
+    with pytest.raises(RecipeError, match=r"changed: training\.left_behind\."):
+        run.open(load_recipe("tiny_cpu.yaml"))
+
+
+@pytest.mark.parametrize("text", ["", "- a list", "a: [torn"])
+def test_a_damaged_recipe_is_named(tmp_path: Path, text: str) -> None:
+    run = RunDir(tmp_path / "r")
+    run.open(load_recipe("tiny_cpu.yaml"))
+    run.recipe_file.write_text(text)
+    with pytest.raises(DataError, match=r"recipe\.yaml is damaged"):
+        run.open(load_recipe("tiny_cpu.yaml"))
+
+
 def test_a_full_directory_without_recipe_is_refused(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(DataError, match=r"holds a run without recipe\.yaml"):
