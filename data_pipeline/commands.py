@@ -160,7 +160,7 @@ def filter(
 
     from data_pipeline.pipeline import FilterSettings, Tools, run_filter
     from data_pipeline.split import Mode
-    from data_pipeline.stages.branches import cached, read_table
+    from data_pipeline.stages.branches import read_table
 
     if split not in get_args(Mode):
         raise UserError(f"--split {split}: choose one of {', '.join(get_args(Mode))}")
@@ -183,7 +183,7 @@ def filter(
     )
     tools = Tools(
         branches=read_table(branches) if branches else None,
-        of_image=cached(of_image) if of_image is not None else None,
+        of_image=of_image,
         rollouts=rollouts,
         probe_identity=probe_identity,
         grade=grade,

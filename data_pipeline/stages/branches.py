@@ -2,8 +2,8 @@
 
 The branch is always named after the instance: commit hashes in image names go stale. Nothing is fetched over a task's
 own remotes. Where branches are known from, in this order: a row's local repository; a table {repository or image:
-[branches]}; the images themselves, by a function that starts at most one container per image and whose answers are
-cached by image. A row none of them knows is counted as unchecked, and stays.
+[branches]}; the images themselves, by a function that remembers what an image holds. A row that none of them knows is
+counted as unchecked, and stays.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from typing import Any
 from data_pipeline.progress import progress
 from data_pipeline.repos import branch_names
 from swe_lightning.errors import DataError
-from swe_lightning.paths import home
-from swe_lightning.rundir import write_atomic
 
 Row = Mapping[str, Any]
 Rejected = dict[int, tuple[str, str]]
@@ -126,25 +124,3 @@ def read_table(file: Path) -> dict[str, list[str]]:
     if not isinstance(table, dict) or not all(isinstance(names, list) for names in table.values()):
         raise DataError(f"{file}: must be a JSON object of repository or image -> list of branch names")
     return table
-
-
-def cached(of_image: BranchesOfImage, directory: Path | None = None) -> BranchesOfImage:
-    """Remember what images hold in files, by name: an interrupted check asks no image twice.
-
-    Why an image could not be had is not remembered: the registry may have been away.
-    """
-    import hashlib
-
-    place = directory or home() / "branches"
-
-    def ask(image: str) -> Branches:
-        file = place / f"{hashlib.sha256(image.encode()).hexdigest()[:32]}.json"
-        if file.exists():
-            return frozenset(json.loads(file.read_text()))
-        found = of_image(image)
-        if not isinstance(found, str):
-            place.mkdir(parents=True, exist_ok=True)
-            write_atomic(file, json.dumps(sorted(found)))
-        return found
-
-    return ask

@@ -85,7 +85,11 @@ def filter_tasks(
     stream: Annotated[bool, typer.Option("--stream", help="Read hub data sets without storing them.")] = False,
     test_cap: Annotated[int, typer.Option(min=1, help="Most FAIL_TO_PASS + PASS_TO_PASS tests of a task.")] = 200,
     branches: Annotated[
-        Path | None, typer.Option(help="JSON {repository or image: [branches]}, for rows without repo_path.")
+        str | None,
+        typer.Option(
+            help="Where rows without repo_path have their branches: JSON {repository or image: [branches]}, or "
+            "`images`: the pulled images themselves."
+        ),
     ] = None,
     validate_runs: Annotated[
         int, typer.Option("--validate", min=0, help="Run each row's tests: once without the fix, so often with it.")
@@ -132,7 +136,8 @@ def filter_tasks(
         stream=stream,
         test_cap=test_cap,
         eval_set=eval_set or [],
-        branches=branches,
+        branches=Path(branches) if branches and branches != "images" else None,
+        of_image=_branches_of_image if branches == "images" else None,
         validations=validate_runs,
         grade=_grade(timeout_s) if validate_runs else None,
         grade_identity=_identity(timeout_s),
@@ -176,6 +181,22 @@ def validate(
         hub_split=hub_split,
     )
     _print(report, as_json)
+
+
+def _branches_of_image(image: str) -> Any:
+    """Names of branches, or why the image cannot be had. A missing Docker daemon is an error, not an answer."""
+    from sandbox_images import branches
+    from swe_lightning.errors import DataError, InfraError
+    from swe_lightning.records import InfraReason
+
+    try:
+        return branches(image)
+    except DataError as error:  # there is an image, but no repository in it
+        return str(error)
+    except InfraError as error:
+        if error.reason is InfraReason.IMAGE_UNAVAILABLE:
+            return str(error)
+        raise
 
 
 def _grade(timeout_s: float) -> Any:
