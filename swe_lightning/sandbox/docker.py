@@ -50,7 +50,7 @@ START_LIMIT = 8
 LEFTOVER_S = 300.0
 INODES = 200_000
 SHM_MB = 64
-LABEL, OWNER = "swel.label", "swel.owner"
+LABEL = "swel.label"
 SERVER = f"from boxside.container import main; main({TREE_ROOT!r})"
 ENV = {k: v for k, v in BOX_ENV.items() if k not in ("PATH", "VIRTUAL_ENV")} | {"GIT_PAGER": "cat"}
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -195,7 +195,7 @@ class DockerBackend:
             client.create_container(
                 image.name, launch("-c", SERVER), name=name, user=f"{BOX_UID}:{BOX_UID}", stdin_open=True,
                 hostname="box", working_dir=TREE_ROOT, entrypoint=[], environment={}, network_disabled=True,
-                labels={LABEL: label, OWNER: engine.owner_stamp()}, host_config=host, healthcheck={"test": ["NONE"]},
+                labels={LABEL: label, engine.OWNER: engine.owner_stamp()}, host_config=host, healthcheck={"test": ["NONE"]},
             )  # fmt: skip
 
         engine.starting(f"cannot create a sandbox from {image.source}", create, until)
@@ -236,10 +236,10 @@ class DockerBackend:
         self._clear_leftovers()
         client = self._client("rest")
         removed = 0
-        for found in client.containers(all=True, filters={"label": OWNER}):
+        for found in client.containers(all=True, filters={"label": engine.OWNER}):
             labels = found.get("Labels") or {}
             wanted = label is None or labels.get(LABEL) == label
-            if wanted and engine.owner_is_gone(labels.get(OWNER, "")):
+            if wanted and engine.owner_is_gone(labels.get(engine.OWNER, "")):
                 removed += self.remove(found["Id"])
         return removed
 

@@ -34,6 +34,8 @@ FIRST_PAUSE_S = 0.2
 POOL = 64
 MAX_STDERR = 4000
 SEND_CHECK_S = 1.0
+OWNER = "swel.owner"
+"""Label of every container we make, helpers too: gc goes by it."""
 
 
 def connect(timeout_s: float = 60) -> docker.APIClient:
@@ -219,7 +221,7 @@ def owner_stamp() -> str:
 
 
 def owner_is_gone(stamp: str) -> bool:
-    """Whether that owner certainly ended. An owner of another process namespace or boot... of another boot is gone."""
+    """Whether that owner certainly ended. One of another boot is; one of another namespace cannot be judged."""
     from swe_lightning.sandbox.registry import start_time
 
     try:

@@ -23,7 +23,7 @@ from swe_lightning.locks import once
 from swe_lightning.sandbox import image_usage
 from swe_lightning.sandbox.base import ORIGINAL_ROOT, TREE_ROOT
 from swe_lightning.sandbox.bundle import IN_BOX, bundle, launch
-from swe_lightning.sandbox.docker_engine import find_image, short
+from swe_lightning.sandbox.docker_engine import OWNER, find_image, owner_stamp, short
 
 if TYPE_CHECKING:
     import docker
@@ -155,7 +155,7 @@ def shell_environment(client: docker.APIClient, image: str) -> dict[str, str]:
     """Variables after the start-up files of an interactive bash, as the image's own user; PATH is never replaced."""
     script = r"printf '\0swel-env\0'; exec env -0"
     container = client.create_container(
-        image, ["bash", "-ic", script], entrypoint=[], stdin_open=False,
+        image, ["bash", "-ic", script], entrypoint=[], stdin_open=False, labels={OWNER: owner_stamp()},
         host_config=client.create_host_config(network_mode="none", cap_drop=["ALL"], security_opt=[NO_NEW_PRIVILEGES]),
     )["Id"]  # fmt: skip
     try:

@@ -26,7 +26,7 @@ from swe_lightning import paths
 from swe_lightning.errors import DataError, SandboxStartError
 from swe_lightning.locks import once
 from swe_lightning.sandbox.base import TREE_ROOT
-from swe_lightning.sandbox.docker_engine import connect, find_image, short
+from swe_lightning.sandbox.docker_engine import OWNER, connect, find_image, owner_stamp, short
 
 if TYPE_CHECKING:
     import docker
@@ -162,7 +162,9 @@ def _heads(references: dict[str, str]) -> dict[str, str]:
 @contextlib.contextmanager
 def _container(client: docker.APIClient, image_id: str) -> Iterator[str]:
     """One that is never started: nothing of the image runs."""
-    container = client.create_container(image_id, ["true"], entrypoint=[], network_disabled=True)["Id"]
+    container = client.create_container(
+        image_id, ["true"], entrypoint=[], network_disabled=True, labels={OWNER: owner_stamp()}
+    )["Id"]
     try:
         yield container
     finally:
