@@ -184,9 +184,9 @@ def validate(
 
 
 def _branches_of_image(image: str) -> Any:
-    """Names of branches, or why the image cannot be had. A missing Docker daemon is an error, not an answer."""
+    """Names of branches, or why there can be none. An image that was not pulled says nothing about its rows."""
     from sandbox_images import branches
-    from swe_lightning.errors import DataError, InfraError
+    from swe_lightning.errors import DataError, InfraError, UserError
     from swe_lightning.records import InfraReason
 
     try:
@@ -195,7 +195,7 @@ def _branches_of_image(image: str) -> Any:
         return str(error)
     except InfraError as error:
         if error.reason is InfraReason.IMAGE_UNAVAILABLE:
-            return str(error)
+            raise UserError(f"--branches images: {error}") from error
         raise
 
 
