@@ -195,7 +195,8 @@ class DockerBackend:
             client.create_container(
                 image.name, launch("-c", SERVER), name=name, user=f"{BOX_UID}:{BOX_UID}", stdin_open=True,
                 hostname="box", working_dir=TREE_ROOT, entrypoint=[], environment={}, network_disabled=True,
-                labels={LABEL: label, engine.OWNER: engine.owner_stamp()}, host_config=host, healthcheck={"test": ["NONE"]},
+                labels={LABEL: label, engine.OWNER: engine.owner_stamp()}, host_config=host,
+                healthcheck={"test": ["NONE"]},
             )  # fmt: skip
 
         engine.starting(f"cannot create a sandbox from {image.source}", create, until)

@@ -123,6 +123,7 @@ def test_a_box_ends_with_its_owner_and_gc_removes_it(
         assert owner.stdout is not None
         name = owner.stdout.readline().strip()
         assert client.inspect_container(name)["State"]["Running"]
+        docker_backend.gc()  # what killed sessions before this one left
         assert docker_backend.gc() == 0
         owner.send_signal(signal.SIGKILL)
         owner.wait()
