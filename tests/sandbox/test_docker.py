@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import signal
@@ -117,9 +118,11 @@ def test_a_box_ends_with_its_owner_and_gc_removes_it(
     docker_backend: DockerBackend, docker_image: str, client: Any, tree: Path
 ) -> None:
     """S4: kill -9 of the owner leaves a stopped container; gc finds it by label and touches nothing that lives."""
-    argv = [sys.executable, "-c", OWNER, str(tree), docker_image, "crashed"]
-    with docker_backend.create(tree, label="living") as living:
-        owner = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    crashed = f"crashed-{os.getpid()}"
+    argv = [sys.executable, "-c", OWNER, str(tree), docker_image, crashed]
+    with docker_backend.create(tree, label="living") as living, contextlib.ExitStack() as stack:
+        owner = stack.enter_context(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True))
+        stack.callback(owner.kill)
         assert owner.stdout is not None
         name = owner.stdout.readline().strip()
         assert client.inspect_container(name)["State"]["Running"]
@@ -127,11 +130,10 @@ def test_a_box_ends_with_its_owner_and_gc_removes_it(
         assert docker_backend.gc() == 0
         owner.send_signal(signal.SIGKILL)
         owner.wait()
-        owner.stdout.close()
         wait_for(lambda: not client.inspect_container(name)["State"]["Running"])
         assert docker_backend.gc("other") == 0
-        assert docker_backend.gc("crashed") == 1
-        assert ours(client, "crashed") == []
+        assert docker_backend.gc(crashed) == 1
+        assert ours(client, crashed) == []
         assert living.run("echo here", timeout_s=20).output == b"here\n"
 
 
