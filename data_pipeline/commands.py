@@ -148,13 +148,15 @@ def filter(
     val_size: int | None = None,
     held_out_repos: Sequence[str] = (),
     overwrite: bool = False,
+    also: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Clean and split task files into OUT; returns the report (also in OUT/report.json).
 
     `branches` is a JSON file {repository or image: [branch names]} for rows without a local repository, `of_image` asks
     the images themselves. `validations` runs the tests of every row through `grade`. `rollouts` (see probe.Rollouts)
     turns the difficulty probe on; `probe_results` imports one. `probe_identity` says which model is probed and how:
-    outcomes of another one in OUT are refused, or with `overwrite` dropped.
+    outcomes of another one in OUT are refused, or with `overwrite` dropped. `also`: options of the command line for the
+    data card to repeat, which are known here only by what was made of them (the grader's time limit).
     """
     from typing import get_args
 
@@ -184,6 +186,8 @@ def filter(
     tools = Tools(
         branches=read_table(branches) if branches else None,
         of_image=of_image,
+        branches_file=str(branches) if branches else None,
+        also=tuple(also),
         rollouts=rollouts,
         probe_identity=probe_identity,
         grade=grade,

@@ -12,25 +12,36 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from data_pipeline.card import card
+from data_pipeline.plots import draw
 from data_pipeline.report import markdown
 from data_pipeline.store import encode
 from swe_lightning.errors import BusyError, DataError
 
 __all__ = ["OUTPUTS", "describe_inputs", "encode", "holds_result", "owned", "refuse_other_result", "replace_files"]
-OUTPUTS = ("train.jsonl", "val.jsonl", "dropped.jsonl", "report.md", "report.json")
+OUTPUTS = (
+    "train.jsonl",
+    "val.jsonl",
+    "dropped.jsonl",
+    "funnel.png",
+    "histograms.png",
+    "card.md",
+    "report.md",
+    "report.json",
+)
 
 
-def describe_inputs(inputs: Sequence[str], **more: Any) -> dict[str, Any]:
-    """What the result is made from: names, digests of files, everything in `more`; and a digest of it all."""
-    digests = {name: file_digest(Path(name)) for name in inputs if Path(name).is_file()}
-    described = {"inputs": list(inputs), "sha256": digests, **{k: v for k, v in more.items() if v is not None}}
+def describe_inputs(inputs: Sequence[str], files: Sequence[str], **more: Any) -> dict[str, Any]:
+    """What the result is made from: names, digests of all `files`, everything in `more`; and a digest of it all."""
+    digests = {name: file_digest(Path(name)) for name in files if Path(name).is_file()}
+    described = {"inputs": list(inputs), "sha256": digests, **{k: v for k, v in more.items() if v}}
     text = json.dumps(described, sort_keys=True, default=list)
     return {**described, "digest": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
@@ -81,15 +92,31 @@ def owned(out: Path) -> Iterator[None]:
 def write_result(
     out: Path, train: Iterable[bytes], val: Iterable[bytes], dropped: Iterable[bytes], report: Mapping[str, Any]
 ) -> None:
-    """Replace the five files; the report that declares them whole comes last."""
+    """Replace all outputs; the report that declares them whole comes last."""
+    digests = {name: hashlib.sha256() for name in ("train.jsonl", "val.jsonl")}
+
+    def told() -> dict[str, str]:
+        return {name: digest.hexdigest() for name, digest in digests.items()}
+
+    def later(text: Callable[[], bytes]) -> Iterator[bytes]:
+        yield text()  # asked for when the files before it are written: only then are their digests known
+
     contents: dict[str, Iterable[bytes]] = {
-        "train.jsonl": train,
-        "val.jsonl": val,
+        "train.jsonl": _hashed(train, digests["train.jsonl"]),
+        "val.jsonl": _hashed(val, digests["val.jsonl"]),
         "dropped.jsonl": dropped,
+        **{name: [png] for name, png in draw(report).items()},
+        "card.md": later(lambda: card(report, out, told()).encode()),
         "report.md": [markdown(report).encode()],
-        "report.json": [orjson.dumps(report, option=orjson.OPT_INDENT_2)],
+        "report.json": later(lambda: orjson.dumps({**report, "outputs": told()}, option=orjson.OPT_INDENT_2)),
     }
     replace_files(out, contents)
+
+
+def _hashed(lines: Iterable[bytes], digest: Any) -> Iterator[bytes]:
+    for line in lines:
+        digest.update(line)
+        yield line
 
 
 def replace_files(out: Path, contents: Mapping[str, Iterable[bytes]]) -> None:

@@ -1,4 +1,4 @@
-"""`swel data filter`: rows in, train.jsonl, val.jsonl, dropped.jsonl, report.md and report.json out.
+"""`swel data filter`: rows in; train.jsonl, val.jsonl, dropped.jsonl, and what tells of them (outputs.py) out.
 
 One pass over the input reduces every row to its facts (scan.py); the chosen stages (stages/) then take rows out in
 order, whole rows are read again only where a stage needs them, and what is left is split and copied to the result.
@@ -18,6 +18,7 @@ from typing import Any
 from data_pipeline import outputs, stages
 from data_pipeline import probe as probing
 from data_pipeline.files import Raw, Source
+from data_pipeline.histograms import histograms
 from data_pipeline.ledger import Ledger
 from data_pipeline.report import build_report
 from data_pipeline.scan import Facts, Rules, scan
@@ -60,11 +61,13 @@ def run_filter(
         tools = replace(tools, outcomes=probing.load_results(probe_results))
     sources = open_sources(inputs, settings.hub_split, stream=tools.stream)
     evaluation = _evaluation_set(settings.eval_set)
-    names = [*inputs, *settings.eval_set, *([str(probe_results)] if probe_results else [])]
+    given = {"probe_results": str(probe_results) if probe_results else None, "branches": tools.branches_file}
+    names = [*inputs, *settings.eval_set, *filter(None, given.values())]
     with ThreadPoolExecutor(1) as aside, RowStore(sources) as store:
 
         def described() -> Future[dict[str, Any]]:
-            return aside.submit(outputs.describe_inputs, names, settings=asdict(settings), probe=tools.probe_identity)
+            more = {"settings": asdict(settings), "probe": tools.probe_identity, **given, "also": list(tools.also)}
+            return aside.submit(outputs.describe_inputs, inputs, names, **more)
 
         digest = None
         if outputs.holds_result(out) and not overwrite:
@@ -125,7 +128,10 @@ def filter_facts(
     }
     ledger.apply("split", left, surplus)
     ledger.close([*train, *val])
-    report = build_report(ledger, train, val, asdict(settings), mode, work.index.unchecked, work.classes, work.rates)
+    sizes = histograms(rows, [*train, *val], work.solved)
+    report = build_report(
+        ledger, train, val, asdict(settings), mode, work.index.unchecked, work.classes, work.rates, sizes
+    )
     return FilterResult(train, val, ledger, report)
 
 
@@ -146,7 +152,8 @@ def _evaluation_set(names: Sequence[str]) -> EvaluationSet | None:
 
 def _write(out: Path, result: FilterResult, store: RowStore, sources: Sequence[Source], source: dict[str, Any]) -> None:
     described = [source.described for source in sources if source.described]
-    result.report["source"] = {**source, **({"hub": described} if described else {})}
+    names = [source.described.get("data_set", source.name) for source in sources]
+    result.report["source"] = {**source, "data_sets": names, **({"hub": described} if described else {})}
 
     def move(row: dict[str, Any]) -> dict[str, Any]:
         return {**row, "repo_path": os.path.relpath(row["repo_path"], out.absolute())}

@@ -227,6 +227,12 @@ def reject_by_difficulty(
     return rejected, classes
 
 
+def verdict_counts(rows: Sequence[Row], results: Mapping[str, Sequence[Outcome]]) -> dict[str, tuple[int, int]]:
+    """instance_id -> (rollouts that solved it, rollouts with a verdict)."""
+    outcomes = {row["instance_id"]: results.get(row["instance_id"], ()) for row in rows}
+    return {name: (sum(o is True for o in of), sum(o is not None for o in of)) for name, of in outcomes.items()}
+
+
 def solve_table(
     rows: Sequence[Row], results: Mapping[str, Sequence[Outcome]], group: Callable[[Row], str]
 ) -> dict[str, list[int]]:

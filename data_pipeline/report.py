@@ -1,16 +1,16 @@
-"""The data card of a filtered set: what came in, what left and why, what is in each side, and how to make it again."""
+"""The report of a filtered set: what came in, what left and why, and what is in each side. How to make it: card.py."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from data_pipeline.card import versions
 from data_pipeline.ledger import Ledger
 from data_pipeline.probe import CLASSES
 from data_pipeline.stages import BY_NAME
-from swe_lightning import __version__
+from data_pipeline.tables import table as _table
 
 Row = Mapping[str, Any]
 
@@ -32,6 +32,7 @@ def build_report(
     unchecked: int,
     classes: Mapping[str, str],
     solve_rates: Mapping[str, Any],
+    sizes: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The numbers of one filtered set, as plain data."""
     sides = {"train": Counter(r["repo"] for r in train), "val": Counter(r["repo"] for r in val)}
@@ -49,8 +50,10 @@ def build_report(
         },
         "difficulty": {name: sum(c == name for c in classes.values()) for name in CLASSES} if classes else {},
         "solve_rates": dict(solve_rates),
+        "histograms": dict(sizes),
         "settings": dict(settings),
-        "swe_lightning": __version__,
+        "seed": settings["seed"],
+        "versions": versions(),
     }
 
 
@@ -59,7 +62,9 @@ def markdown(report: Mapping[str, Any]) -> str:
         "# Training set",
         f"{report['rows_in']} rows in, {report['train']} for training, {report['val']} for validation "
         f"(split: {report['split']}).",
+        "How to make it again, with digests and versions: [card.md](card.md).",
         "## Funnel",
+        "![Rows that are left after each stage](funnel.png)",
         _table(("stage", "rows in", "rows out", "left", "what leaves"), [_stage(s) for s in report["funnel"]]),
         "## Why rows left",
         _table(("reason", "rows"), list(report["dropped"].items())) if report["dropped"] else "No row left.",
@@ -76,18 +81,11 @@ def markdown(report: Mapping[str, Any]) -> str:
             rows = [(name or "-", solved, graded, f"{solved / graded:.2f}") for name, (solved, graded) in table.items()]
             parts.append(_table((column, "solved", "tasks", "rate of first verdicts"), rows))
     repositories = [(repo, sides["train"], sides["val"]) for repo, sides in report["repositories"].items()]
+    parts += ["## Sizes", "![Tests per task, issue texts, solve rates, repositories](histograms.png)"]
     parts += ["## Repositories", _table(("repository", "train", "validation"), repositories)]
-    source = {"swe_lightning": report["swe_lightning"], **report.get("source", {"settings": report["settings"]})}
-    parts += ["## To make it again", "```json\n" + json.dumps(source, indent=2, default=list) + "\n```"]
     return "\n\n".join(parts) + "\n"
 
 
 def _stage(stage: Mapping[str, Any]) -> tuple[Any, ...]:
     says = BY_NAME[stage["stage"]].says if stage["stage"] in BY_NAME else "held out, but beyond the size asked for"
     return stage["stage"], stage["in"], stage["out"], stage["in"] - stage["out"], says
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
-    return "\n".join(lines)

@@ -39,6 +39,8 @@ class Tools:
     """What the stages ask the world with; none of it belongs to the settings."""
 
     branches: Mapping[str, Collection[str]] | None = None
+    branches_file: str | None = None
+    """Where `branches` was read, for the data card."""
     of_image: BranchesOfImage | None = None
     """Branches of an image, at most one container each; see stages.branches."""
     outcomes: probing.Results | None = None
@@ -48,5 +50,7 @@ class Tools:
     """What `rollouts` probes. Outcomes of another probe are never counted for this one."""
     grade: GradeOnce | None = None
     grade_identity: str = ""
+    also: tuple[str, ...] = ()
+    """Options that made these tools and that whoever repeats the command has to give again."""
     workers: int = 2
     stream: bool = False

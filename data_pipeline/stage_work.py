@@ -28,7 +28,7 @@ Rejected = dict[int, tuple[str, str]]
 
 
 class StageWork:
-    """One filter's stages; afterwards it knows the classes of difficulty, the solve rates and what was unchecked."""
+    """One filter's stages; afterwards it knows classes of difficulty, solve rates and what was unchecked."""
 
     def __init__(
         self,
@@ -43,6 +43,8 @@ class StageWork:
         self.index = BranchIndex(tools.branches, tools.of_image, workers=max(tools.workers, 4))
         self.classes: dict[str, str] = {}
         self.rates: dict[str, dict[str, list[int]]] = {}
+        self.solved: dict[str, tuple[int, int]] = {}
+        """Probed task -> (rollouts that solved it, rollouts with a verdict)."""
 
     def run(self, name: str, left: Sequence[Facts]) -> Rejected | None:
         stage: Callable[[Sequence[Facts]], Rejected | None] = getattr(self, f"_{name}")
@@ -92,6 +94,7 @@ class StageWork:
         )
         groups: dict[str, Callable[[Any], str]] = {"repository": lambda row: str(row["repo"]), "bug": bug_kind}
         self.rates = {name: probing.solve_table(candidates, results, group) for name, group in groups.items()}
+        self.solved = probing.verdict_counts(candidates, results)
         return {positions[i]: why for i, why in rejected.items()}
 
     def _probed(self, candidates: Sequence[Facts]) -> probing.Results:

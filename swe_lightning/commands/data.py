@@ -74,7 +74,7 @@ def synth(
 @app.command("filter")
 def filter_tasks(
     inputs: Input,
-    out: Annotated[Path, typer.Option(help="Directory for train.jsonl, val.jsonl, dropped.jsonl, report.md.")],
+    out: Annotated[Path, typer.Option(help="Directory for train.jsonl, val.jsonl, dropped.jsonl, report.md, card.md.")],
     preset: Annotated[str, typer.Option(help="paper: the published recipe. strict: every check.")] = "paper",
     stage: Annotated[list[str] | None, typer.Option(help="Add one stage to the preset. Repeatable.")] = None,
     skip: Annotated[list[str] | None, typer.Option(help="Leave one stage out. Repeatable.")] = None,
@@ -151,6 +151,10 @@ def filter_tasks(
         val_size=val_size,
         held_out_repos=held_out_repo or [],
         overwrite=overwrite,
+        also=[
+            *(["--branches", "images"] if branches == "images" else []),
+            *(["--timeout-s", f"{timeout_s:g}"] if validate_runs else []),
+        ],
     )
     if as_json:
         _print(report, as_json)

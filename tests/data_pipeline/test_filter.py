@@ -171,7 +171,10 @@ def test_command_writes_whole_results_that_can_be_moved(
     report = commands.filter(inputs=[file], out=out, val_size=2)
     assert (report["train"], report["val"], report["dropped"]) == (6, 2, {"empty_issue": 1})
     assert sorted(p.name for p in out.iterdir()) == [
+        "card.md",
         "dropped.jsonl",
+        "funnel.png",
+        "histograms.png",
         "report.json",
         "report.md",
         "train.jsonl",
