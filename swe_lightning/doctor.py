@@ -43,7 +43,8 @@ def examine(
         checks += [("recipe", lambda: _parts(recipe)), ("tasks", lambda: _tasks(recipe))]
         checks += [("model files", lambda: _model_files(recipe))]
     checks.append(("sandbox", _docker if recipe is not None and recipe.sandbox.backend == "docker" else _sandbox))
-    checks += [("store", lambda: _store(run, store_url)), ("disk", lambda: _disk(run)), ("open files", _open_files)]
+    database = store_url or (recipe.store if recipe is not None else None)
+    checks += [("store", lambda: _store(run, database)), ("disk", lambda: _disk(run)), ("open files", _open_files)]
     return [_tried(name, check) for name, check in checks]
 
 
@@ -136,18 +137,17 @@ def _store(run: Path, store_url: str | None) -> str:
 def _database(url: str) -> str:
     import sqlalchemy as sa
 
-    from swe_lightning.gateway.database import parse_url
+    from swe_lightning.gateway import database
 
+    engine = database.reading_engine(url)
     try:
-        engine = sa.create_engine(parse_url(url), hide_parameters=True)
         with engine.connect() as connection:
             connection.execute(sa.text("SELECT 1"))
-    except ModuleNotFoundError as error:
-        raise MissingPart(f"{error.name} is not installed; pip install 'swe-lightning[postgres]'") from error
-    except sa.exc.SQLAlchemyError as error:
-        said = str(getattr(error, "orig", None) or error).splitlines()[0]
-        raise DataError(f"the database of --store does not answer: {said}") from error
-    return f"{engine.url.render_as_string(hide_password=True)} answers"
+    except sa.exc.DBAPIError as error:
+        raise DataError(f"the database does not answer: {database.words(error)}") from error
+    finally:
+        engine.dispose()
+    return f"{engine.url.set(query={}).render_as_string()} answers"
 
 
 def _disk(run: Path) -> str:

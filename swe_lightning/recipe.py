@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+from urllib.parse import parse_qs, urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -309,6 +310,9 @@ class Wandb(Section):
 
 class Recipe(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    store: str | None = None
+    """postgresql://USER@HOST/DATABASE of the run's store; null = SQLite in the run directory. The password comes from
+    PGPASSWORD or a passfile, never from here."""
     tasks: Tasks
     model: Model
     warm_start: WarmStart | None = None
@@ -321,6 +325,11 @@ class Recipe(Section):
     reward: Reward = Reward()
     evaluation: Evaluation = Evaluation()
     wandb: Wandb = Wandb()
+
+    @field_validator("store")
+    @classmethod
+    def _is_a_database_without_password(cls, value: str | None) -> str | None:
+        return None if value is None else checked_store(value)
 
     @model_validator(mode="after")
     def _cross_checks(self) -> Recipe:
@@ -344,6 +353,22 @@ class Recipe(Section):
                 f"training.mini_batches {t.mini_batches} does not divide rollout.groups_per_step {r.groups_per_step}"
             )
         return self
+
+
+def checked_store(url: str) -> str:
+    """`url` if it names a PostgreSQL database and holds no secret; ValueError that does not repeat it otherwise."""
+    try:
+        parts = urlsplit(url)
+        names_a_database = parts.scheme == "postgresql" and len(parts.path) > 1 and parts.port != 0
+    except ValueError:
+        names_a_database = False
+    if not names_a_database:
+        raise ValueError(
+            "is no URL of a database; give postgresql://USER@HOST/DATABASE, or leave it out for SQLite in the run"
+        )
+    if parts.password or "password" in parse_qs(parts.query):
+        raise ValueError("holds a password, which the run's files would show; set PGPASSWORD or use ~/.pgpass")
+    return url
 
 
 def missing_engine(recipe: Recipe) -> str | None:
@@ -450,6 +475,8 @@ def _explain(error: Any) -> str:
     if error["type"] == "missing":
         return f"{location} is missing"
     message = error["msg"].removeprefix("Value error, ")
+    if location == "store":  # what was refused may hold a password
+        return f"store {message}"
     return f"{location}: {message} (got {error['input']!r})" if location else message
 
 

@@ -2,7 +2,8 @@
 
     recipe.yaml          the resolved recipe; resuming refuses a changed one and names the key
     metrics.jsonl        one line per step, append-only
-    gateway.db           the store: rollouts, calls, events
+    gateway.db           the store: rollouts, calls, events (or a PostgreSQL database, named in gateway.json)
+    gateway.json         what its gateway last served: url, pid, and the store if that is a database
     keys/                signing key (0600)
     checkpoints/stepN/   Hugging Face model + training state
     logs/                one file per process, and per attempt
@@ -45,7 +46,22 @@ class RunDir:
 
     @property
     def store_url(self) -> str:
-        return f"sqlite:///{self.path / 'gateway.db'}"
+        """The database that the run's gateway last served, without its password; else SQLite in the run."""
+        return self.database or f"sqlite:///{self.path / 'gateway.db'}"
+
+    @property
+    def database(self) -> str | None:
+        """URL of the PostgreSQL database that holds the run's store; None for one in the directory."""
+        try:
+            served = json.loads(self.gateway_file.read_bytes())
+        except (OSError, ValueError):
+            return None
+        found = served.get("store") if isinstance(served, dict) else None
+        return found if isinstance(found, str) else None
+
+    @property
+    def gateway_file(self) -> Path:
+        return self.path / "gateway.json"
 
     @property
     def key_file(self) -> Path:

@@ -26,6 +26,10 @@ def doctor(
     from swe_lightning.doctor import examine
     from swe_lightning.recipe import load_recipe
 
+    if store is not None:
+        from swe_lightning.gateway.database import check_no_password
+
+        check_no_password(store, "--store")
     resolved = load_recipe(recipe, overrides) if recipe is not None else None
     checks = examine(resolved, urls=url or [], model=model, run=run, store_url=store)
     if as_json:

@@ -31,7 +31,7 @@ def export_command(run: Run, file: File, store: StoreUrl = None) -> None:
     from swe_lightning.rundir import RunDir
 
     url = database.store_url(store, RunDir(run).store_url)
-    if url == RunDir(run).store_url and not (run / "gateway.db").is_file():
+    if url.startswith("sqlite") and not (run / "gateway.db").is_file():
         raise DataError(f"{run} holds no store (gateway.db); give a run directory or --store")
     if str(file) != "-" and file.exists():
         raise DataError(f"{file} exists; remove it or choose another name")

@@ -25,10 +25,15 @@ SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
 class Stack:
-    """Gateway + model server + controller of one run directory. Use as a context manager."""
+    """Gateway + model server + controller of one run directory. Use as a context manager.
 
-    def __init__(self, run: RunDir, *, workers: int, concurrency: int, max_context: int) -> None:
-        self.run = run
+    `store`: URL of a PostgreSQL database for the gateway, without password; None = the run directory holds the store.
+    """
+
+    def __init__(
+        self, run: RunDir, *, workers: int, concurrency: int, max_context: int, store: str | None = None
+    ) -> None:
+        self.run, self._store = run, store
         self._workers, self._concurrency, self._max_context = workers, concurrency, max_context
         self._exit = ExitStack()
         self._model_service: Service | None = None
@@ -118,14 +123,15 @@ class Stack:
     def _start_gateway(self) -> None:
         port = free_port()
         self.gateway_url = f"http://127.0.0.1:{port}"
+        # the supervisor kills after ten seconds: the grace ends before that
+        options = ["--port", str(port), "--grace-s", "5", *(["--store", self._store] if self._store else [])]
         self.supervisor.start(
             Service(
                 "gateway",
-                # the supervisor kills after ten seconds: the grace ends before that
-                lambda: swel_command("serve", "gateway", str(self.run.path), "--port", str(port), "--grace-s", "5"),
+                lambda: swel_command("serve", "gateway", str(self.run.path), *options),
                 healthy=lambda: _answers(f"{self.gateway_url}/healthz"),
                 log=self.run.logs / "gateway.log",
-                environment={URL_VARIABLE: ""},  # a stack's store lies in its run directory
+                environment={URL_VARIABLE: ""},  # the recipe says where the store is
             )
         )
         token = self.keyring.mint("control", ttl_s=30 * 86400)

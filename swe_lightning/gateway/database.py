@@ -38,6 +38,12 @@ def store_url(option: str | None, default: str) -> str:
     return option or os.environ.get(URL_VARIABLE) or default
 
 
+def without_password(url: str) -> str:
+    """The URL as it may be written down."""
+    parsed = parse_url(url).set(drivername="postgresql")._replace(password=None)  # set() takes None for "as it is"
+    return parsed.difference_update_query(["password"]).render_as_string()
+
+
 def check_no_password(url: str, where: str) -> None:
     parsed = parse_url(url)
     if parsed.password or "password" in parsed.query:
@@ -64,10 +70,10 @@ def open_engine(url: str) -> sa.Engine:
             schema.prepare(connection, shown)
     except sa.exc.OperationalError as error:
         engine.dispose()
-        raise DataError(f"cannot open the store {shown}: {_text(error)}") from error
+        raise DataError(f"cannot open the store {shown}: {words(error)}") from error
     except sa.exc.DatabaseError as error:
         engine.dispose()
-        raise DataError(f"{shown} is not a store of this program: {_text(error)}") from error
+        raise DataError(f"{shown} is not a store of this program: {words(error)}") from error
     except BaseException:
         engine.dispose()
         raise
@@ -96,7 +102,7 @@ def as_problem(error: Exception) -> Exception:
         return Problem(422, "bad_request", f"a text cannot be stored: {error.reason}")
     if not isinstance(error, sa.exc.DBAPIError):
         return error
-    text = _text(error)
+    text = words(error)
     if getattr(error.orig, "sqlstate", None) == "53100" or "full" in text or "disk I/O" in text:
         return Problem(507, "store_full", f"the store cannot grow ({text}); free disk space", retry_after_s=5)
     if connection_lost(error) or "database is locked" in text:
@@ -136,11 +142,24 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 
 
-def _postgres(url: sa.URL) -> sa.Engine:
+def reading_engine(url: str) -> sa.Engine:
+    """An engine on a PostgreSQL store that can only look: nothing is created, migrated or locked."""
+    parsed = parse_url(url)
+    _want_psycopg()
+    options = {"connect_timeout": 5, "application_name": "swel"}
+    engine = sa.create_engine(parsed, connect_args=options, poolclass=sa.NullPool, hide_parameters=True)
+    return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+
+def _want_psycopg() -> None:
     try:
         import psycopg  # noqa: F401
     except ImportError:
         raise MissingPart("a PostgreSQL store needs psycopg; pip install 'swe-lightning[postgres]'") from None
+
+
+def _postgres(url: sa.URL) -> sa.Engine:
+    _want_psycopg()
     engine = sa.create_engine(
         url,
         connect_args={"connect_timeout": 5, "application_name": "swel-gateway"},
@@ -161,7 +180,7 @@ def _configure_postgres(connection: Any, _record: Any) -> None:
     connection.autocommit = before
 
 
-def _text(error: sa.exc.DBAPIError) -> str:
+def words(error: sa.exc.DBAPIError) -> str:
     """The database's own words, one line of them."""
     lines = str(error.orig).strip().splitlines()
     return lines[0] if lines else type(error.orig).__name__

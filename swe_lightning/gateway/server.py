@@ -4,8 +4,8 @@
 
 The port is bound and the run directory locked before anything else is touched, so a second gateway is one clear
 sentence and never two writers. SIGTERM lets calls finish for a while (shutdown.py) and commits what is queued; kill -9
-loses nothing that was acknowledged. Writes RUN_DIR/gateway.json (url, pid) once the port is bound; GET /healthz answers
-when it is ready.
+loses nothing that was acknowledged. Writes RUN_DIR/gateway.json (url, pid, and the store if it is a database) once the
+port is bound; GET /healthz answers when it is ready.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT. BusyError if the port or the run's gateway lock is taken; port 0 = any free.
 
-    `store_url` names a PostgreSQL database, without password; left out: $SWEL_STORE_URL, else SQLite in the run.
+    `store_url` names a PostgreSQL database, without password; left out: $SWEL_STORE_URL, else the store that the run
+    had before, else SQLite in the run.
     """
     from swe_lightning.gateway import database
     from swe_lightning.gateway.shutdown import Server
@@ -66,8 +67,12 @@ def serve(
         url = f"http://{host}:{listener.getsockname()[1]}"
         logs.configure(run.logs / "gateway.jsonl", level=log_level)
         raise_file_limit(settings.max_in_flight, settings.max_waiting)
-        application = _build(run, database.store_url(store_url, run.store_url), settings)
-        write_atomic(run.path / "gateway.json", json.dumps({"url": url, "pid": os.getpid()}))
+        store_url = database.store_url(store_url, run.store_url)
+        application = _build(run, store_url, settings)
+        served: dict[str, object] = {"url": url, "pid": os.getpid()}
+        if application.store.shared:
+            served["store"] = database.without_password(store_url)
+        write_atomic(run.gateway_file, json.dumps(served))
         log.info("serving", extra={"url": url, "run": str(run.path), "pid": os.getpid()})
         signal.signal(signal.SIGTERM, _exit)  # uvicorn repeats the signal once it has stopped; that is no failure
         try:

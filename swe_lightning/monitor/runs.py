@@ -17,7 +17,7 @@ import yaml
 
 from swe_lightning.errors import DataError
 from swe_lightning.monitor.rollouts import decoder, show_rollout
-from swe_lightning.monitor.store import StoreReader, open_store
+from swe_lightning.monitor.store import StoreReader, has_store, open_store
 from swe_lightning.records import is_resolved
 from swe_lightning.rundir import RunDir
 
@@ -42,7 +42,7 @@ def show_run(run_dir: Path) -> dict[str, Any]:
     data = _overview(run_dir, _counts(run_dir))
     data["whitelist"] = _recipe(run_dir).get("sandbox", {}).get("whitelist", [])
     data |= {"outcomes": {}, "infra": {}, "recent": [], "calls": 0}
-    if (run_dir / "gateway.db").is_file():
+    if has_store(run_dir):
         with open_store(run_dir) as store:
             data |= _outcomes(store)
     data |= {"metrics": metrics[-1] if metrics else {}, "history": metrics[-10:], "evaluations": _evaluations(run_dir)}
@@ -64,7 +64,7 @@ def _run_dirs(place: Path, depth: int) -> Iterator[Path]:
 
 
 def _is_run(place: Path) -> bool:
-    return (place / "recipe.yaml").is_file() or (place / "gateway.db").is_file()
+    return (place / "recipe.yaml").is_file() or has_store(place)
 
 
 def _started(place: Path) -> float:
@@ -81,7 +81,7 @@ def _listed(run_dir: Path) -> dict[str, Any]:
 
 
 def _counts(run_dir: Path) -> dict[str, int]:
-    if not (run_dir / "gateway.db").is_file():
+    if not has_store(run_dir):
         return {}
     with open_store(run_dir) as store:
         return store.counts()

@@ -14,12 +14,14 @@ from urllib.parse import quote
 import sqlalchemy as sa
 
 from swe_lightning.errors import DataError
-from swe_lightning.gateway import compact
+from swe_lightning.gateway import compact, database
 from swe_lightning.gateway.jsonio import loads
 from swe_lightning.gateway.schema import contents, events, meta, models, rollouts
 from swe_lightning.records import ModelCall, RolloutState
+from swe_lightning.rundir import RunDir
 
 CALL_KIND = "model_call"
+_REACHABLE = "; is the server up, and the password in PGPASSWORD or ~/.pgpass?"
 
 
 class StoreReader:
@@ -110,17 +112,26 @@ def _reward(row: dict[str, Any]) -> float | None:
     return (row["outcome"] or {}).get("reward")
 
 
+def has_store(run_dir: Path) -> bool:
+    return (run_dir / "gateway.db").is_file() or RunDir(run_dir).database is not None
+
+
 @contextmanager
 def open_store(run_dir: Path) -> Iterator[StoreReader]:
-    """The store of a run directory. DataError if there is none or it cannot be read."""
-    file = run_dir / "gateway.db"
-    if not file.is_file():
+    """The store of a run directory, one snapshot. DataError if there is none or it cannot be read."""
+    url, file = RunDir(run_dir).database, run_dir / "gateway.db"
+    if url is None and not file.is_file():
         raise DataError(f"{run_dir} holds no store (gateway.db); give a run directory, see swel runs list")
-    engine = sa.create_engine(f"sqlite:///file:{quote(str(file.absolute()))}?mode=ro&uri=true", poolclass=sa.NullPool)
+    engine = _sqlite(file) if url is None else database.reading_engine(url)
     try:
         with engine.connect() as connection:
             yield StoreReader(connection)
     except sa.exc.DatabaseError as error:
-        raise DataError(f"cannot read the store {file}: {error.orig}") from error
+        where, hint = (file, "") if url is None else (engine.url.set(query={}), _REACHABLE)
+        raise DataError(f"cannot read the store {where}: {database.words(error)}{hint}") from error
     finally:
         engine.dispose()
+
+
+def _sqlite(file: Path) -> sa.Engine:
+    return sa.create_engine(f"sqlite:///file:{quote(str(file.absolute()))}?mode=ro&uri=true", poolclass=sa.NullPool)

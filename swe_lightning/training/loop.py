@@ -114,6 +114,7 @@ class Loop:
             workers=rollout.workers,
             concurrency=rollout.concurrency,
             max_context=self.recipe.model.max_context,
+            store=self.recipe.store,
         ) as self.stack:
             self.initial = initial
             self.stack.gateway.resume()
