@@ -67,9 +67,14 @@ class GatewayClient:
 
     def create_rollouts(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """Create all or none; ids that exist with the same content are returned as they stand."""
+        return self.create_to_follow(rollouts)[0]
+
+    def create_to_follow(self, rollouts: Sequence[Rollout]) -> tuple[list[Rollout], int]:
+        """`create_rollouts`, and the cursor behind which `terminal` tells the end of those that are open."""
         names = {"rollout_id", "group_id", "mode", "max_attempts", "timeout_s", "task", "config"}
         body = {"rollouts": [r.model_dump(mode="json", include=names) for r in rollouts]}
-        return _rollouts(self._call("POST", "/api/rollouts", json=body))
+        reply = self._call("POST", "/api/rollouts", json=body)
+        return _rollouts(reply), int(reply["cursor"])
 
     def list_rollouts(
         self, *, state: str | None = None, group_id: str | None = None, limit: int = 1000, wait_s: float = 0

@@ -60,11 +60,11 @@ def add_routes(app: FastAPI, g: Gateway) -> None:
 
 
 def _add_rollouts(control: APIRouter, bound: APIRouter, g: Gateway) -> None:
-    @control.post("/api/rollouts", **answers("control", 201, replies.Rollouts, 409, write=True))
+    @control.post("/api/rollouts", **answers("control", 201, replies.Created, 409, write=True))
     async def create(body: NewRollouts) -> Response:
         wanted = [Rollout(**r.model_dump() | {"rollout_id": r.rollout_id or uuid.uuid4().hex}) for r in body.rollouts]
-        created = await g.store.writer.acall(g.store.create_rollouts(wanted))
-        return _json({"rollouts": [_shown(r) for r in created]}, 201)
+        created, cursor = await g.store.writer.acall(g.store.create_rollouts(wanted))
+        return _json({"rollouts": [_shown(r) for r in created], "cursor": cursor}, 201)
 
     @control.get("/api/rollouts", **answers("control", 200, replies.Rollouts))
     async def list_rollouts(

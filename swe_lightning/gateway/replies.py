@@ -20,6 +20,13 @@ class Rollouts(Answer):
     rollouts: list[Rollout]
 
 
+class Created(Answer):
+    rollouts: list[Rollout]
+    """As they stand, in the order of the request."""
+    cursor: int
+    """End of the completion log: those that are open end behind it."""
+
+
 class Terminal(Answer):
     rollouts: list[Rollout]
     """Ended rollouts in the order in which they ended."""

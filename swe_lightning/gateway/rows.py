@@ -61,6 +61,20 @@ def new_row(r: Rollout, digest: bytes, now: float, bodies: dict[bytes, bytes]) -
     }
 
 
+def as_new(r: Rollout, now: float) -> Rollout:
+    """What reading the row of `new_row` gives."""
+    return Rollout(
+        rollout_id=r.rollout_id,
+        group_id=r.group_id,
+        mode=r.mode,
+        max_attempts=r.max_attempts,
+        timeout_s=r.timeout_s,
+        task=r.task,
+        config=r.config,
+        created_at=now,
+    )
+
+
 def _content(body: bytes, bodies: dict[bytes, bytes]) -> bytes:
     digest = content_digest(body)
     bodies[digest] = body

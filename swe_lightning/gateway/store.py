@@ -80,25 +80,29 @@ class Store(Reads):
 
     # ---- rollouts -------------------------------------------------------------------------------------------------
 
-    def create_rollouts(self, wanted: Sequence[Rollout]) -> Callable[[Transaction], list[Rollout]]:
-        """Operation: all or none are created; an id that exists with the same content is returned as it stands."""
+    def create_rollouts(self, wanted: Sequence[Rollout]) -> Callable[[Transaction], tuple[list[Rollout], int]]:
+        """Operation: all or none are created; an id that exists with the same content is returned as it stands.
 
-        def operation(tx: Transaction) -> list[Rollout]:
-            found = {r.rollout_id: _row(tx, r.rollout_id) for r in wanted}
-            digests = {r.rollout_id: rows.digest(r) for r in wanted}
+        Returns them and the end of the completion log in the same moment: which of them end later is behind it.
+        """
+
+        def operation(tx: Transaction) -> tuple[list[Rollout], int]:
+            standing, digests = _standing(tx, [r.rollout_id for r in wanted])
+            bodies: dict[bytes, bytes] = {}
+            new, now = [], time.time()
             for r in wanted:
-                row = found[r.rollout_id]
-                if (row is not None and row.digest != digests[r.rollout_id]) or digests[r.rollout_id] != rows.digest(r):
+                digest = rows.digest(r)
+                if digests.setdefault(r.rollout_id, digest) != digest:
                     message = f"rollout {r.rollout_id} exists with other content; choose another rollout_id"
                     raise Problem(409, "rollout_differs", message)
-            now, missing = time.time(), [r for r in wanted if found[r.rollout_id] is None]
-            bodies: dict[bytes, bytes] = {}
-            new = {r.rollout_id: rows.new_row(r, digests[r.rollout_id], now, bodies) for r in missing}
+                if r.rollout_id not in standing:
+                    new.append(rows.new_row(r, digest, now, bodies))
+                    standing[r.rollout_id] = rows.as_new(r, now)
             if new:
                 schema.save_contents(tx.connection, bodies)
-                tx.connection.execute(sa.insert(rollouts), list(new.values()))
+                tx.connection.execute(sa.insert(rollouts), new)
                 tx.hooks.append(self.on_change)
-            return [_whole(tx, r.rollout_id) for r in wanted]
+            return [standing[r.rollout_id] for r in wanted], _log_end(tx)
 
         return operation
 
@@ -298,7 +302,7 @@ class Store(Reads):
         if isinstance(values.get("outcome"), Outcome):
             values["outcome"] = dumps(values["outcome"].model_dump(mode="json"))
         if "state" in values and RolloutState(values["state"]).terminal:
-            last = tx.connection.execute(sa.select(sa.func.max(rollouts.c.terminal))).scalar() or 0
+            last = _log_end(tx)
             where = (events.c.rollout_id == row.rollout_id, events.c.kind == CALL_KIND)
             seen = sa.select(events.c.version_end).distinct().where(*where, events.c.attempt == row.attempt)
             versions = sorted(v for v in tx.connection.execute(seen).scalars() if v is not None)
@@ -329,6 +333,21 @@ def _require_row(tx: Transaction, rollout_id: str) -> Any:
     if row is None:
         raise unknown_rollout(rollout_id)
     return row
+
+
+def _standing(tx: Transaction, rollout_ids: list[str]) -> tuple[dict[str, Rollout], dict[str, bytes]]:
+    """Those of the rollouts that exist, and the digests of their content."""
+    found, digests = {}, {}
+    for at in range(0, len(rollout_ids), 500):  # SQLite bounds the variables of a statement
+        query = rows.WHOLE.where(rollouts.c.rollout_id.in_(rollout_ids[at : at + 500]))
+        for row in tx.connection.execute(query):
+            found[row.rollout_id], digests[row.rollout_id] = rows.rollout(row), row.digest
+    return found, digests
+
+
+def _log_end(tx: Transaction) -> int:
+    """Cursor behind the last entry of the completion log."""
+    return int(tx.connection.execute(sa.select(sa.func.max(rollouts.c.terminal))).scalar() or 0)
 
 
 def _whole(tx: Transaction, rollout_id: str) -> Rollout:

@@ -18,13 +18,12 @@ POLL_S = 5.0
 class Waiter:
     """Creates rollouts and follows the completion log until they are terminal; one per gateway connection.
 
-    Creation tells which of them exist already (a resumed step), so only what ends afterwards has to be heard from the
-    log, and nothing older is kept in memory.
+    Creation tells which of them exist already (a resumed step) and where the log ends in the same moment, so only what
+    ends afterwards has to be heard: a run that resumes does not read the log of the steps before.
     """
 
     def __init__(self, gateway: GatewayClient) -> None:
         self._gateway = gateway
-        self._cursor = 0
         self.late = 0
         """Results of a rollout that already had one (a timed-out attempt that finished after all)."""
 
@@ -43,7 +42,7 @@ class Waiter:
         service that died, an interrupt). `again`: what an earlier process left without a verdict is run once more,
         under a new id (`...-again1`), because a finished rollout stays finished.
         """
-        current = self._create(planned, again)
+        current, cursor = self._create(planned, again)
         finished: dict[str, Rollout] = {}
         arrivals = Arrivals()
         for rollout in current:
@@ -55,7 +54,7 @@ class Waiter:
             on_open(sorted(open_ids))
         while open_ids:
             check()
-            batch, self._cursor = self._gateway.terminal(after=self._cursor, wait_s=POLL_S)
+            batch, cursor = self._gateway.terminal(after=cursor, wait_s=POLL_S)
             for rollout in batch:
                 name = rollout.rollout_id
                 if (name in open_ids or name in finished) and arrivals.take(name, rollout.attempt):
@@ -65,8 +64,9 @@ class Waiter:
         self.late += arrivals.late
         return [finished[r.rollout_id] for r in current]
 
-    def _create(self, planned: Sequence[Rollout], again: bool) -> list[Rollout]:
-        current = list(self._gateway.create_rollouts(planned))
+    def _create(self, planned: Sequence[Rollout], again: bool) -> tuple[list[Rollout], int]:
+        """The rollouts that count, and the cursor to follow them from: that of the first creation."""
+        current, cursor = self._gateway.create_to_follow(planned)
         number = 0
         while again:
             number += 1
@@ -80,4 +80,4 @@ class Waiter:
             ]
             for index, rollout in zip(lost, self._gateway.create_rollouts(anew), strict=True):
                 current[index] = rollout
-        return current
+        return current, cursor

@@ -62,7 +62,7 @@ def check(store: Store) -> None:
         assert c.execute(sa.select(sa.func.count()).select_from(schema.contents)).scalar() == 4
     assert store.writer.call(store.claim("r0", "w", "")).attempt == 1
     new = Rollout(rollout_id="new", group_id="g", task=TASKS[0])
-    assert store.writer.call(store.create_rollouts([new]))[0].task == TASKS[0]
+    assert store.writer.call(store.create_rollouts([new]))[0][0].task == TASKS[0]
 
 
 def test_an_old_store_is_read_as_it_is_and_migrated_when_it_is_opened(tmp_path: Path) -> None:

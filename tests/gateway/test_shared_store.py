@@ -31,7 +31,8 @@ def pair(database: str) -> Iterator[tuple[Store, Store]]:  # noqa: F811
 
 
 def create(store: Store, *names: str, **fields: Any) -> list[Rollout]:
-    return store.writer.call(store.create_rollouts([Rollout(rollout_id=n, group_id="g", **fields) for n in names]))
+    wanted = [Rollout(rollout_id=n, group_id="g", **fields) for n in names]
+    return store.writer.call(store.create_rollouts(wanted))[0]
 
 
 def call(name: str, prompt: list[int], response: list[int], attempt: int = 1) -> ModelCall:

@@ -27,7 +27,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def create(store: Store, *names: str, **fields: Any) -> list[Rollout]:
-    return store.writer.call(store.create_rollouts([Rollout(rollout_id=n, group_id="g", **fields) for n in names]))
+    wanted = [Rollout(rollout_id=n, group_id="g", **fields) for n in names]
+    return store.writer.call(store.create_rollouts(wanted))[0]
 
 
 def claim(store: Store, name: str, claim_id: str = "") -> Rollout:
@@ -51,6 +52,36 @@ def test_creation_is_idempotent_and_all_or_nothing(store: Store) -> None:
     assert create(store, "a", task={"y": [2**70], "x": 1})[0].state == "running"
     assert code(lambda: create(store, "b", "a", task={"x": 2})) == "rollout_differs"
     assert [r.rollout_id for r in store.list_rollouts(None, None, 10)] == ["a"]
+
+
+def test_what_is_created_is_what_is_read_and_its_end_comes_behind_the_cursor(store: Store) -> None:
+    create(store, "old", "late")
+    for name in ("old", "late"):
+        claim(store, name)
+    store.writer.call(store.report("old", 1, Outcome(reward=1.0)))
+    wanted = [Rollout(rollout_id=n, group_id="h", mode="val", max_attempts=2, timeout_s=9.5, task={"a": [1, None, 0.1]},
+                      config={"k": {}}, state="failed", attempt=7) for n in ("new", "late2", "new")]  # fmt: skip
+    created, cursor = store.writer.call(store.create_rollouts(wanted))
+    assert created == [store.get_rollout(n) for n in ("new", "late2", "new")]
+    assert (created[0].state, created[0].attempt, cursor) == ("queuing", 0, 1)
+    assert store.terminal(cursor, 10) == ([], 1)
+    store.writer.call(store.report("late", 1, Outcome(reward=0.0)))
+    assert [r.rollout_id for r in store.terminal(cursor, 10)[0]] == ["late"]
+    assert store.writer.call(store.create_rollouts([]))[1] == 2
+
+
+def test_thousands_are_created_in_a_few_statements(store: Store) -> None:
+    """Two questions for each took longer than a client waits."""
+    wanted = [Rollout(rollout_id=f"r{i}", group_id=f"g{i // 8}", task={"n": i // 8}) for i in range(3000)]
+    statements: list[str] = []
+    sa.event.listen(store.engine, "before_cursor_execute", lambda *a: statements.append(a[2]))
+    created, _ = store.writer.call(store.create_rollouts(wanted))
+    first = len(statements)
+    again, _ = store.writer.call(store.create_rollouts(wanted))
+    assert first < 30
+    assert len(statements) - first < 30
+    assert again == created
+    assert [r.rollout_id for r in created] == [r.rollout_id for r in wanted]
 
 
 def test_one_of_many_claims_wins(store: Store) -> None:

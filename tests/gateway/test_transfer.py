@@ -95,7 +95,7 @@ def test_sqlite_to_postgres_and_back_and_then_on(database: str, tmp_path: Path) 
     assert lines_of(b) == lines
     transfer.restore(c.engine, lines_of(b), "file")
     assert lines_of(c) == lines
-    new = b.writer.call(b.create_rollouts([Rollout(rollout_id="new", group_id="g")]))[0]
+    new = b.writer.call(b.create_rollouts([Rollout(rollout_id="new", group_id="g")]))[0][0]
     assert [r.rollout_id for r in b.list_rollouts(None, None, 9)] == ["r", "s", "open", new.rollout_id]
     assert b.writer.call(b.claim("open", "w", "")).attempt == 1
     for store in (a, b, c):

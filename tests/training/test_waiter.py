@@ -19,11 +19,16 @@ class Log:
 
     def __init__(self, *batches: list[Rollout], existing: Sequence[Rollout] = ()) -> None:
         self.batches, self.existing = list(batches), {r.rollout_id: r for r in existing}
+        self.asked: list[int] = []
 
     def create_rollouts(self, planned: Sequence[Rollout]) -> list[Rollout]:
-        return [self.existing.get(r.rollout_id, r) for r in planned]
+        return self.create_to_follow(planned)[0]
+
+    def create_to_follow(self, planned: Sequence[Rollout]) -> tuple[list[Rollout], int]:
+        return [self.existing.get(r.rollout_id, r) for r in planned], 700
 
     def terminal(self, *, after: int, wait_s: float) -> tuple[list[Rollout], int]:
+        self.asked.append(after)
         return self.batches.pop(0), after + 1
 
 
@@ -35,6 +40,7 @@ def test_w11_a_late_first_attempt_is_ignored_and_counted() -> None:
     assert [(r.rollout_id, r.attempt, r.outcome.reward) for r in done if r.outcome] == [("a", 2, 1.0), ("b", 1, 0.5)]
     assert seen == [("a", 2), ("b", 1)]
     assert waiter.late == 1
+    assert log.asked == [700, 701], "the log is read from where it ended at creation, not from its begin"
 
 
 def test_what_has_ended_before_is_not_waited_for_and_not_late() -> None:
