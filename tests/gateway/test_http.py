@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from swe_lightning.errors import GatewayError
-from swe_lightning.gateway.client import GatewayClient, Lease
+from swe_lightning.gateway.client import GatewayClient
 from swe_lightning.records import InfraReason, Outcome, Rollout
 
 from .conftest import EngineServer, GatewayProcess, ask, code_of, http, until
@@ -264,14 +264,6 @@ def test_metrics_and_health(gateway: GatewayProcess) -> None:
     assert 'swel_gateway_rollouts{state="running"}' in text
     paths = http.get(f"{gateway.url}/openapi.json").json()["paths"]
     assert "/api/rollouts/{rollout_id}/attempt/{attempt_id}/events" in paths
-
-
-def test_base_urls_have_single_slashes(gateway: GatewayProcess) -> None:
-    client = GatewayClient(gateway.url + "/", gateway.keyring.mint("control"), agent_url="http://gw:8080/")
-    name = f"r-{uuid.uuid4().hex}"
-    client.create_rollouts([Rollout(rollout_id=name, group_id="g")])
-    lease: Lease = client.claim(name, "w")
-    assert lease.base_url == f"http://gw:8080/proxy/rollout/{name}/attempt/1/mode/train/openai/v1"
 
 
 def test_the_engine_hears_the_rollout_of_the_path_as_user(gateway: GatewayProcess, engine: EngineServer) -> None:

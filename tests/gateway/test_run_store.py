@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import sqlalchemy as sa
 
@@ -40,6 +41,10 @@ def test_a_run_on_postgres_is_read_by_the_commands(
     with Stack(RunDir(run), workers=1, concurrency=1, max_context=512, store=public) as stack:
         stack.gateway.create_rollouts([Rollout(rollout_id=f"r{i}", group_id="g", task={"n": i}) for i in range(3)])
         stack.gateway.claim("r1", "w")
+        argv = [part for child in psutil.Process().children(recursive=True) for part in child.cmdline()]
+        key = (run / "keys" / "signing.key").read_text().strip()
+        assert public in argv
+        assert not [part for part in argv if key in part or str(parsed.password) in part], "S19"
     assert not (run / "gateway.db").exists()
     assert json.loads((run / "gateway.json").read_text())["store"] == public
     with open_store(run) as store:
