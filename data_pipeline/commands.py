@@ -18,10 +18,11 @@ def synth(
     out: Path,
     pypi: Sequence[str] = (),
     held_out: Sequence[str] = (),
-    repo: Path | None = None,
+    repo: str | Path | None = None,
     manifest: Path | None = None,
     write_manifest: Path | None = None,
     tasks_per_package: int = 20,
+    combinations: int | None = None,
     kinds: Sequence[str] = (),
     one_edit: bool = False,
     seed: int = 0,
@@ -32,46 +33,44 @@ def synth(
     test_env: Mapping[str, str] | None = None,
     train_limit: int | None = None,
     held_out_limit: int | None = None,
+    issue_model: Any = None,
     backend: Any = None,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Make tasks in OUT/tasks.jsonl: searched (`pypi`, `held_out`: NAME==VERSION; `repo`) or from a `manifest`.
+    """Make tasks in OUT/tasks.jsonl: searched (`pypi`, `held_out`: NAME==VERSION; `repo`: PATH[@REVISION]) or from a
+    `manifest`. The same command again finds them made (`reused`); another one needs `overwrite`.
 
     `one_edit` keeps bugs that one edit of the closed set repairs and whose failing tests are few and quick;
-    `max_seconds` leaves out bugs whose test run takes longer; `write_manifest` saves what was found (with `manifest`:
-    what still holds). Packages that give no task are reported, not fatal, unless none does.
+    `combinations` per package are several bugs at once; `max_seconds` leaves out bugs whose test run takes longer;
+    `write_manifest` saves what was found (with `manifest`: what still holds); `issue_model` (an IssueModel) writes the
+    issue texts. Packages that give no task are reported, not fatal, unless none does.
     """
-    from data_pipeline import make
+    from data_pipeline import order as orders
     from swe_lightning.paths import want_directory
 
     want_directory(out, "--out")
     if kinds:
         _refuse_unknown_kinds(kinds)
-    if manifest is not None:
-        if pypi or held_out or repo:
-            raise UserError("--manifest already says which packages; leave out --pypi, --held-out and --repo")
-        return make.from_manifest(
-            manifest,
-            out,
-            backend=backend,
-            workers=workers,
-            train_limit=train_limit,
-            held_out_limit=held_out_limit,
-            write_manifest=write_manifest,
-            max_seconds=max_seconds,
-        )
-    if not (pypi or held_out or repo):
+    if manifest is not None and (pypi or held_out or repo or issue_model):
+        raise UserError("--manifest already says which packages; leave out --pypi, --held-out, --repo, --issue-model")
+    if manifest is None and not (pypi or held_out or repo):
         raise UserError("nothing to make tasks from: give --pypi NAME==VERSION, --repo DIR or --manifest FILE")
-    return make.from_packages(
-        out,
-        pypi=pypi,
-        held_out=held_out,
-        repo=repo,
-        write_manifest=write_manifest,
-        search=make.SearchOptions(tasks_per_package, tuple(kinds), one_edit, seed, workers, timeout_s, max_seconds),
-        test_cmd=test_cmd,
-        test_env=dict(test_env) if test_env else None,
-        backend=backend,
-    )
+    if manifest is not None:
+        order: orders.Order = orders.FromManifest(manifest, train_limit, held_out_limit, max_seconds)
+    else:
+        search = orders.SearchOptions(
+            tasks_per_package, tuple(kinds), one_edit, seed, workers, timeout_s, max_seconds, combinations
+        )
+        order = orders.Search(
+            tuple(pypi),
+            tuple(held_out),
+            str(repo) if repo else None,
+            search,
+            test_cmd,
+            dict(test_env or {}),
+            issue_model,
+        )
+    return orders.make(order, out, write_manifest=write_manifest, backend=backend, workers=workers, overwrite=overwrite)
 
 
 def _refuse_unknown_kinds(kinds: Sequence[str]) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 
 import orjson
 
+from data_pipeline.bugs import Bug
 from data_pipeline.issue_text import issue_text
 from data_pipeline.packages import Package
 from data_pipeline.repos import Branch, bug_patches, build_repository, without_tests
-from data_pipeline.synth import Bug
 from swe_lightning.errors import DataError
 from swe_lightning.rundir import write_atomic
 
@@ -52,29 +52,21 @@ def package_rows(out_dir: Path, package: Package, bugs: Sequence[Bug]) -> list[d
 
 def instance_id(package: Package, bug: Bug) -> str:
     """owner__name.hash8.kind__xxxxxxxx, also the branch name."""
-    return f"{package.slug}.{bug.mutation.kind}__{bug.mutation.key}"
+    return f"{package.slug}.{bug.kind}__{bug.key}"
 
 
 def _branch(package: Package, bug: Bug) -> Branch:
-    mutation = bug.mutation
-    mutated = mutation.apply(package.tree[mutation.path].data)
-    return Branch(instance_id(package, bug), {mutation.path: mutated}, without_tests(package.tree, bug.fail_to_pass))
+    broken, tests = bug.files(package.tree), without_tests(package.tree, bug.fail_to_pass)
+    return Branch(instance_id(package, bug), broken, tests)
 
 
 def task_row(package: Package, bug: Bug, repo_path: str, patch: str) -> dict[str, Any]:
     mutation = bug.mutation
     name = instance_id(package, bug)
-    row = {
+    row: dict[str, Any] = {
         "instance_id": name,
         "repo": package.repo,
-        "problem_statement": issue_text(
-            name,
-            package=package.name,
-            version=package.version,
-            function=mutation.function,
-            file=mutation.path,
-            failing=bug.fail_to_pass,
-        ),
+        "problem_statement": bug.issue or template(package, bug),
         "patch": patch,
         "FAIL_TO_PASS": bug.fail_to_pass,
         "PASS_TO_PASS": bug.pass_to_pass,
@@ -86,10 +78,27 @@ def task_row(package: Package, bug: Bug, repo_path: str, patch: str) -> dict[str
         "bug_file": mutation.path,
         "bug_line": mutation.line,
         "bug_func": mutation.function,
-        "strategy": mutation.kind,
+        "strategy": bug.kind,
         "package": package.name,
         "package_version": package.version,
     }
+    if bug.others:
+        row["bug_sites"] = [
+            {"file": part.path, "line": part.line, "func": part.function, "kind": part.kind} for part in bug.parts
+        ]
+    if package.commit:
+        row["source_commit"] = package.commit
     if package.role:
         row["role"] = package.role
     return row
+
+
+def template(package: Package, bug: Bug) -> str:
+    return issue_text(
+        instance_id(package, bug),
+        package=package.name,
+        release=f"commit {package.version}" if package.commit else f"the released version {package.version}",
+        functions=[part.function for part in bug.parts],
+        files=[part.path for part in bug.parts],
+        failing=bug.fail_to_pass,
+    )

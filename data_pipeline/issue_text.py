@@ -23,24 +23,34 @@ _BODIES = (
     "and without any change of mine.\n\nStepping through it, the values are fine up to `{function}` (`{file}`) and "
     "wrong afterwards.",
     "`{function}` no longer does what its tests and its documentation say. {named}\n\nExpected: the behaviour the "
-    "tests describe, as in the released version {version}.\nActual: {count} {verb}.",
+    "tests describe, as in {release}.\nActual: {count} {verb}.",
 )
 
 
 def issue_text(
-    instance_id: str, *, package: str, version: str, function: str, file: str, failing: Sequence[str]
+    instance_id: str,
+    *,
+    package: str,
+    release: str,
+    functions: Sequence[str],
+    files: Sequence[str],
+    failing: Sequence[str],
 ) -> str:
-    """One heading, a blank line, two short paragraphs."""
+    """One heading, a blank line, two short paragraphs. `release`: what worked, as words.
+
+    Functions and files of several bugs are named once each.
+    """
+    function, file = (_joined(names) for names in (functions, files))
     number = int.from_bytes(hashlib.sha256(instance_id.encode()).digest()[:4], "big")
     names = [f"`{test}`" for test in failing[:3]]
     more = len(failing) - len(names)
     named = f"It shows in {', '.join(names)}" + (f" and {more} more." if more > 0 else ".")
     words = {
         "package": package,
-        "version": version,
+        "release": release,
         "function": function,
         "file": file,
-        "module": file.removesuffix(".py").rsplit("/", 1)[-1],
+        "module": _joined([name.removesuffix(".py").rsplit("/", 1)[-1] for name in files]),
         "count": f"{len(failing)} tests" if len(failing) > 1 else "a test",
         "verb": "fail" if len(failing) > 1 else "fails",
         "named": named,
@@ -48,3 +58,9 @@ def issue_text(
     opening = _OPENINGS[number % len(_OPENINGS)]
     body = _BODIES[(number // len(_OPENINGS)) % len(_BODIES)]
     return f"{opening}\n\n{body}\n".format(**words)
+
+
+def _joined(names: Sequence[str]) -> str:
+    """The templates put names in backticks, so the words between them leave the backticks again."""
+    *first, last = dict.fromkeys(names)
+    return f"{'`, `'.join(first)}` and `{last}" if first else last

@@ -21,12 +21,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from data_pipeline.bugs import Bug, Limits, file_of, judge
 from data_pipeline.dataset import write_dataset
 from data_pipeline.mutations import Mutation
 from data_pipeline.packages import TEST_COMMAND, Package, from_sdist
 from data_pipeline.progress import progress
 from data_pipeline.sdist import fetch
-from data_pipeline.synth import Bug, Limits, file_of, judge
 from data_pipeline.testbed import Memory, Testbed, Trial
 from swe_lightning.errors import DataError
 from swe_lightning.rundir import write_atomic
@@ -110,7 +110,8 @@ def entry_of(package: Package, bugs: Sequence[Bug], *, role: Role) -> PackageEnt
 
 
 def _is_token_change(bug: Bug) -> bool:
-    return max(len(bug.mutation.old), len(bug.mutation.new)) <= MAX_TOKEN and bug.mutation.single_line
+    short = max(len(bug.mutation.old), len(bug.mutation.new)) <= MAX_TOKEN
+    return short and bug.mutation.single_line and not bug.others
 
 
 def _bug_entry(package: Package, bug: Bug) -> BugEntry:

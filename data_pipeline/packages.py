@@ -15,7 +15,7 @@ from typing import Literal
 from data_pipeline.repos import clean_commit_of
 from data_pipeline.sdist import Sdist, fetch, normalise, parse_requirement
 from data_pipeline.testbed import TestPlan, installed_in_test_environment
-from data_pipeline.trees import Tree, read_git, tree_digest
+from data_pipeline.trees import Tree, commit_of, read_git, tree_digest
 from swe_lightning.errors import DataError
 
 TEST_COMMAND = "python -m pytest -q -p no:cacheprovider -o addopts= --continue-on-collection-errors"
@@ -37,6 +37,8 @@ class Package:
     tree: Tree
     plan: TestPlan
     sha256: str | None = None
+    commit: str | None = None
+    """Of a local repository: the full hash of what was read."""
     role: Literal["train", "held_out"] | None = None
     """Where a manifest or the user says so."""
 
@@ -79,14 +81,26 @@ def from_pypi(requirement: str, *, command: str | None = None, env: dict[str, st
     return from_sdist(fetch(name, version), command=command, env=env)
 
 
-def from_repository(directory: Path, *, command: str | None = None, env: dict[str, str] | None = None) -> Package:
-    """HEAD of a local git repository; what is not committed stays out."""
+def find_repository(name: str) -> tuple[Path, str]:
+    """`PATH` or `PATH@REVISION` -> directory and full commit hash; without a revision, HEAD."""
+    directory, revision = Path(name), "HEAD"
+    if not directory.is_dir() and "@" in name:
+        path, _, revision = name.rpartition("@")
+        directory = Path(path)
     if not directory.is_dir():
-        raise DataError(f"{directory} is not a directory; --repo wants a local git repository")
-    tree = read_git(directory)
+        raise DataError(f"{directory} is not a directory; --repo wants a local git repository, PATH or PATH@REVISION")
+    return directory, commit_of(directory, revision)
+
+
+def from_repository(
+    directory: Path, commit: str = "HEAD", *, command: str | None = None, env: dict[str, str] | None = None
+) -> Package:
+    """One commit of a local git repository; what is not committed stays out."""
+    commit = commit_of(directory, commit)
+    tree = read_git(directory, commit)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", directory.resolve().name).strip("-.") or "repository"
     refuse_test_environment(name)
-    return Package(name, "HEAD", "local", tree, make_plan(tree, command, env))
+    return Package(name, commit[:12], "local", tree, make_plan(tree, command, env), commit=commit)
 
 
 def make_plan(tree: Tree, command: str | None = None, env: dict[str, str] | None = None) -> TestPlan:

@@ -2,29 +2,33 @@
 
 A bug counts if tests that pass on the clean tree fail with it and others still pass, the same in two runs. Candidates
 are drawn in an order that depends on the seed and the package alone, tried in parallel and accepted strictly in that
-order: the result is the same whatever the machine's timing. Every rejected candidate leaves with a reason.
+order: the result is the same whatever the machine's timing. Every rejected candidate leaves with a reason. Bugs that
+were found are then tried together (combine.py), under the same rules.
 """
 
 from __future__ import annotations
 
 import random
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from typing import TypeVar
 
+from data_pipeline import combine
 from data_pipeline.affected import tests_by_function
+from data_pipeline.bugs import Bug, Limits, judge
 from data_pipeline.mutations import Mutation, changes_meaning, find_mutations
 from data_pipeline.packages import Package
 from data_pipeline.progress import Progress
-from data_pipeline.testbed import Testbed, Trial
+from data_pipeline.testbed import Testbed
 from swe_lightning.errors import DataError
 
-MAX_P2P = 100
-"""PASS_TO_PASS tests kept per task; the rest of the affected files passes too but makes grading slow."""
-_SAFE_ID = re.compile(r"[^\s'\"\\`$]+")
+T = TypeVar("T")
+Outcome = TypeVar("Outcome")
+MAX_COMBINED = 2
+"""Combinations that one bug may be part of."""
 
 
 @dataclass(frozen=True)
@@ -36,39 +40,6 @@ class Baseline:
     seconds: float
     affected: dict[tuple[str, int], frozenset[str]] = field(default_factory=dict)
     """(source file, line of `def`) -> test files that run it; empty = unknown, run everything."""
-
-
-@dataclass(frozen=True)
-class Bug:
-    """A validated mutation."""
-
-    mutation: Mutation
-    fail_to_pass: list[str]
-    pass_to_pass: list[str]
-    seconds: float
-
-
-@dataclass
-class Limits:
-    """What is asked of the bugs of one package."""
-
-    tasks: int = 20
-    per_kind: int | None = None
-    """Bugs of one kind; None: a sixth of `tasks`, at least 3."""
-    max_fail_to_pass: int = 50
-    max_tries: int | None = None
-    """Candidates run; None: eight times `tasks`."""
-    timeout_s: float = 60.0
-    """Of one test run; shortened to what the clean run needs, with a margin."""
-    accept: Callable[[Mutation], bool] = lambda _: True
-    max_seconds: float | None = None
-    """Bugs whose test run takes longer leave as `slow`; depends on the machine, so only manifests use it."""
-    plain_ids: bool = False
-    """Only bugs whose FAIL_TO_PASS ids have no parameters."""
-
-    @property
-    def kind_cap(self) -> int:
-        return self.per_kind if self.per_kind is not None else max(3, self.tasks // 6)
 
 
 @dataclass
@@ -140,11 +111,61 @@ def search(
                 bugs.append(outcome)
                 kinds[mutation.kind] += 1
                 lines.add((mutation.path, mutation.line))
+                if meter:
+                    meter.advance()
             if meter:
-                meter.advance(f"{package.name}: {len(bugs)}/{limits.tasks}")
+                meter.note(f"{rejected.total()} tried in vain")
             if len(bugs) >= limits.tasks or len(bugs) + _runs(rejected) >= tries:
                 break
-    return Found(package, bugs, rejected, baseline)
+        found = Found(package, bugs, rejected, baseline)
+        together = search_combinations(found, bed, limits, seed=seed, executor=executor, ahead=workers + 1, meter=meter)
+    bugs += together
+    return found
+
+
+def search_combinations(
+    found: Found,
+    bed: Testbed,
+    limits: Limits,
+    *,
+    seed: int,
+    executor: ThreadPoolExecutor,
+    ahead: int,
+    meter: Progress | None = None,
+) -> list[Bug]:
+    """Up to `limits.combinations` tasks of bugs that were found, each in at most MAX_COMBINED of them."""
+    if not limits.combinations:
+        return []
+    package, singles, accepted = found.package, found.bugs, list[Bug]()
+    used: Counter[int] = Counter()
+    tried = 0
+
+    def wanted(indices: tuple[int, ...]) -> bool:
+        return all(used[index] < MAX_COMBINED for index in indices)
+
+    def examine(indices: tuple[int, ...]) -> Bug | str:
+        chosen = [singles[index] for index in indices]
+        first, *others = (bug.mutation for bug in chosen)
+        outcome = validate(package, bed, found.baseline, first, limits, tuple(others))
+        if isinstance(outcome, Bug) and combine.is_masked(outcome.fail_to_pass, [bug.fail_to_pass for bug in chosen]):
+            return "masked"
+        return outcome
+
+    pool = combine.drawn([bug.mutation for bug in singles], f"{seed}:{package.name}:{package.version}")
+    for indices, outcome in _in_order(executor, ahead, filter(wanted, pool), examine):
+        if not wanted(indices):
+            continue
+        tried += 1
+        if isinstance(outcome, str):
+            found.rejected[outcome] += 1
+        else:
+            accepted.append(outcome)
+            used.update(indices)
+            if meter:
+                meter.advance("combined")
+        if len(accepted) >= limits.combinations or tried >= 4 * limits.combinations:
+            break
+    return accepted
 
 
 def _runs(rejected: Counter[str]) -> int:
@@ -155,12 +176,12 @@ def _runs(rejected: Counter[str]) -> int:
 def _in_order(
     executor: ThreadPoolExecutor,
     ahead: int,
-    items: Iterable[Mutation],
-    work: Callable[[Mutation], Bug | str],
-) -> Iterator[tuple[Mutation, Bug | str]]:
+    items: Iterable[T],
+    work: Callable[[T], Outcome],
+) -> Iterator[tuple[T, Outcome]]:
     """Results in the order of the items, at most `ahead` in flight; the rest is cancelled when the reader stops."""
     source = iter(items)
-    flying: list[tuple[Mutation, Future[Bug | str]]] = []
+    flying: list[tuple[T, Future[Outcome]]] = []
     try:
         while True:
             while len(flying) < ahead and (item := next(source, None)) is not None:
@@ -174,62 +195,31 @@ def _in_order(
             future.cancel()
 
 
-def validate(package: Package, bed: Testbed, baseline: Baseline, mutation: Mutation, limits: Limits) -> Bug | str:
-    """The bug, or one word why this mutation makes no task."""
-    source = package.tree[mutation.path].data
-    mutated = mutation.apply(source)
-    if not changes_meaning(source, mutated):
+def validate(
+    package: Package,
+    bed: Testbed,
+    baseline: Baseline,
+    mutation: Mutation,
+    limits: Limits,
+    others: tuple[Mutation, ...] = (),
+) -> Bug | str:
+    """The bug (of all these mutations at once), or one word why it makes no task."""
+    parts = (mutation, *others)
+    broken = combine.changed_files(package.tree, parts)
+    if not all(changes_meaning(package.tree[path].data, data) for path, data in broken.items()):
         return "same_meaning"
-    targets = sorted(baseline.affected.get((mutation.path, mutation.def_line), ())) if baseline.affected else []
+    known = (baseline.affected.get((part.path, part.def_line), frozenset()) for part in parts)
+    targets = sorted(frozenset().union(*known))
     if baseline.affected and not targets:
         return "not_covered"
     timeout_s = min(limits.timeout_s, 4 * baseline.seconds + 10)
     outcomes = []
     for repeat in range(2):
-        trial = bed.trial({mutation.path: mutated}, targets, timeout_s=timeout_s, repeat=repeat)
+        trial = bed.trial(broken, targets, timeout_s=timeout_s, repeat=repeat)
         outcomes.append(judge(baseline.passing, targets, mutation, trial, limits))
         if isinstance(outcomes[-1], str) and not repeat:
             return outcomes[-1]
     first, second = outcomes
     if not (isinstance(first, Bug) and isinstance(second, Bug) and first.fail_to_pass == second.fail_to_pass):
         return "flaky"
-    return first
-
-
-def judge(passing: frozenset[str], targets: list[str], mutation: Mutation, trial: Trial, limits: Limits) -> Bug | str:
-    """Compare one run with the clean one. A test that did not run failed."""
-    if trial.timed_out:
-        return "hangs"
-    if not trial.finished:
-        return "no_session"
-    if limits.max_seconds is not None and trial.seconds > limits.max_seconds:
-        return "slow"
-    asked = {t for t in passing if not targets or file_of(t) in targets}
-    broken = sorted(asked - trial.passed)
-    if not broken:
-        return "not_noticed"
-    usable = [t for t in broken if _SAFE_ID.fullmatch(t)]
-    if not usable or (limits.plain_ids and any("[" in t for t in usable)):
-        return "awkward_ids"
-    if len(usable) > limits.max_fail_to_pass:
-        return "breaks_too_much"
-    kept = pass_to_pass(usable, asked & trial.passed)
-    if not kept:
-        return "breaks_everything"
-    return Bug(mutation, usable, kept, trial.seconds)
-
-
-def pass_to_pass(fail_to_pass: Iterable[str], passed: Iterable[str]) -> list[str]:
-    """Tests of the affected files that pass with and without the bug, at most MAX_P2P.
-
-    Where there are more, every n-th in sorted order: the rule needs no list to be stored.
-    """
-    files = {file_of(test) for test in fail_to_pass}
-    tests = sorted(t for t in passed if file_of(t) in files and _SAFE_ID.fullmatch(t))
-    if len(tests) <= MAX_P2P:
-        return tests
-    return [tests[i * len(tests) // MAX_P2P] for i in range(MAX_P2P)]
-
-
-def file_of(test_id: str) -> str:
-    return test_id.split("::", 1)[0]
+    return replace(first, others=others)

@@ -151,6 +151,22 @@ class Testbed:
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
     def _run(self, changes: Mapping[str, bytes], targets: Sequence[str], timeout_s: float) -> Trial:
+        run, seconds = self._session(changes, targets, timeout_s)
+        return Trial(
+            passed=frozenset(t for t, status in run.statuses.items() if status == "PASSED"),
+            failed=frozenset(t for t, status in run.statuses.items() if status in ("FAILED", "ERROR")),
+            finished=run.finished,
+            timed_out=run.timed_out,
+            seconds=round(seconds, 3),
+        )
+
+    def output(self, changes: Mapping[str, bytes], targets: Sequence[str], *, timeout_s: float) -> str:
+        """What the tests print."""
+        run, _ = self._session(changes, targets, timeout_s)
+        return run.log.decode(errors="replace")
+
+    def _session(self, changes: Mapping[str, bytes], targets: Sequence[str], timeout_s: float) -> tuple[Any, float]:
+        """(the run, seconds) in a box of its own, which is given back clean or thrown away."""
         from swe_lightning.grading.run_tests import run_tests
         from swe_lightning.sandbox import FileState
 
@@ -170,13 +186,7 @@ class Testbed:
                 self._idle.put(box)
             else:
                 box.destroy()
-        return Trial(
-            passed=frozenset(t for t, status in run.statuses.items() if status == "PASSED"),
-            failed=frozenset(t for t, status in run.statuses.items() if status in ("FAILED", "ERROR")),
-            finished=run.finished,
-            timed_out=run.timed_out,
-            seconds=round(seconds, 3),
-        )
+        return run, seconds
 
     def _mode(self, path: str) -> int:
         return 0o755 if self.tree[path].mode == "100755" else 0o644

@@ -72,6 +72,16 @@ def read_tar(data: bytes, where: str, *, strip_top: bool = False) -> Tree:
     return tree
 
 
+def commit_of(repository: Path, revision: str = "HEAD") -> str:
+    """Full hash of the commit that a revision (branch, tag, hash) names."""
+    command = ["git", "-C", str(repository), "rev-parse", "--verify", "--quiet", "--end-of-options"]
+    done = subprocess.run([*command, f"{revision}^{{commit}}"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()
+        raise DataError(f"{repository} has no readable git commit {revision}" + (f": {reason[-1]}" if reason else ""))
+    return done.stdout.strip()
+
+
 def read_git(repository: Path, revision: str = "HEAD") -> Tree:
     """The committed files of a local git repository, uncommitted changes left out."""
     command = ["git", "-C", str(repository), "archive", "--format=tar", revision]

@@ -28,10 +28,16 @@ def synth(
         list[str] | None, typer.Option(help="Package NAME==VERSION to make training tasks from. Repeatable.")
     ] = None,
     held_out: Annotated[list[str] | None, typer.Option(help="The same, for held-out tasks. Repeatable.")] = None,
-    repo: Annotated[Path | None, typer.Option(help="A local git repository to make tasks from.")] = None,
+    repo: Annotated[
+        str | None, typer.Option(help="A local git repository to make tasks from: PATH, or PATH@REVISION.")
+    ] = None,
     manifest: Annotated[str | None, typer.Option(help="Manifest of known bugs; `demo` is the built-in one.")] = None,
     write_manifest: Annotated[Path | None, typer.Option(help="Save what was found as a manifest.")] = None,
     tasks_per_package: Annotated[int, typer.Option(min=1, help="Tasks to look for in each package.")] = 20,
+    combinations: Annotated[
+        int | None,
+        typer.Option(min=0, help="Tasks of two or three bugs at once per package; default: a quarter as many more."),
+    ] = None,
     kind: Annotated[list[str] | None, typer.Option(help="Only these kinds of bugs. Repeatable.")] = None,
     train_limit: Annotated[
         int | None, typer.Option(min=0, help="Most training tasks of a manifest (packages take turns).")
@@ -42,6 +48,14 @@ def synth(
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
     workers: Annotated[int, typer.Option(min=1, help="Test runs at once.")] = 2,
     timeout_s: Annotated[float, typer.Option(min=1, help="Wall time of one test run.")] = 60.0,
+    issue_model: Annotated[
+        str | None,
+        typer.Option(
+            help="URL of an OpenAI-compatible server (.../v1) that writes the issue texts; default: a template."
+        ),
+    ] = None,
+    issue_model_name: Annotated[str | None, typer.Option(help="Name of the model there.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace other tasks in OUT.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Turn packages or a repository into SWE-smith-style tasks by injecting bugs, validated by their tests."""
@@ -58,6 +72,7 @@ def synth(
             manifest=chosen,
             write_manifest=write_manifest,
             tasks_per_package=tasks_per_package,
+            combinations=combinations,
             kinds=kind or [],
             one_edit=one_edit,
             seed=seed,
@@ -66,9 +81,24 @@ def synth(
             test_cmd=test_cmd,
             train_limit=train_limit,
             held_out_limit=held_out_limit,
+            issue_model=_issue_model(issue_model, issue_model_name),
+            overwrite=overwrite,
         ),
         as_json,
     )
+
+
+def _issue_model(url: str | None, name: str | None) -> Any:
+    """The key is read from the environment where it is used, and stands on no command line."""
+    from swe_lightning.errors import UserError
+
+    if (url is None) != (name is None):
+        raise UserError("--issue-model and --issue-model-name belong together: give the URL and the model's name")
+    if url is None or name is None:
+        return None
+    from data_pipeline.issue_model import IssueModel
+
+    return IssueModel(url, name).checked()
 
 
 @app.command("filter")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +167,57 @@ class WrittenRollouts:
 @pytest.fixture
 def written_rollouts() -> type[WrittenRollouts]:
     return WrittenRollouts
+
+
+Answer = str | tuple[int, Any]
+
+
+class Server:
+    """A model server of chat completions. It answers in turn what `answers` holds, the last one again and again.
+
+    An answer is a text, or (status, body).
+    """
+
+    def __init__(self, answers: list[Answer]) -> None:
+        self.answers, self.asked, self.keys = answers, list[dict[str, Any]](), list[str | None]()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                outer.asked.append(body)
+                outer.keys.append(self.headers["authorization"])
+                answer = outer.answers.pop(0) if len(outer.answers) > 1 else outer.answers[0]
+                status, content = (200, outer.completion(answer)) if isinstance(answer, str) else answer
+                if self.path != "/v1/chat/completions":
+                    status, content = 404, {"error": "no such route"}
+                data = json.dumps(content).encode() if not isinstance(content, bytes) else content
+                self.send_response(status)
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
+
+    @staticmethod
+    def completion(text: str, finish: str = "stop") -> dict[str, Any]:
+        return {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": finish}]}
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def start(*answers: Answer) -> Server:
+        servers.append(Server(list(answers)))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.http.shutdown()
+        server.http.server_close()

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from data_pipeline import commands
+from data_pipeline.bugs import Limits, judge, pass_to_pass
 from data_pipeline.manifest import DEMO_MANIFEST, load_manifest, locate
 from data_pipeline.mutations import Mutation, find_mutations
 from data_pipeline.packages import Package, make_plan, refuse_test_environment
 from data_pipeline.repos import git
 from data_pipeline.sources import load_tasks
-from data_pipeline.synth import Limits, judge, pass_to_pass
 from data_pipeline.testbed import Trial
 from data_pipeline.trees import Entry
 from swe_lightning.errors import DataError, UserError
@@ -179,8 +179,8 @@ def test_an_entry_finds_its_place_again() -> None:
     mutation = next(m for m in find_mutations(source, "m.py") if m.kind == "equality")
     tree = {"m.py": Entry(source)}
     package = Package("p", "1", "pypi", tree, make_plan(tree), sha256="0")
+    from data_pipeline.bugs import Bug
     from data_pipeline.manifest import _bug_entry
-    from data_pipeline.synth import Bug
 
     entry = _bug_entry(package, Bug(mutation, ["t.py::a"], [], 0.1))
     assert locate(package, entry) == mutation
