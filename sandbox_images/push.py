@@ -11,11 +11,14 @@ if TYPE_CHECKING:
     import docker
 
 
-def push_image(client: docker.APIClient, name: str, registry: str) -> dict[str, str]:
-    """{"pushed": reference, "digest": of the manifest}. UserError with the registry's words when it refuses."""
+def push_image(client: docker.APIClient, name: str, registry: str, as_name: str) -> dict[str, str]:
+    """{"pushed": reference, "digest": of the manifest}: the image `name` of this machine, called `as_name` there.
+
+    UserError with the registry's words when it refuses.
+    """
     import docker.errors
 
-    path, _, tag = name.rpartition(":")
+    path, _, tag = as_name.rpartition(":")
     repository = f"{registry.rstrip('/')}/{path}"
     digest = ""
     try:

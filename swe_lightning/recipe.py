@@ -97,6 +97,35 @@ class Harness(Section):
     """Files put into the agent's tree (Jinja over the task's columns); part of the base, never of the model patch."""
 
 
+class KubernetesSection(Section):
+    """Boxes as pods. Which cluster: KUBECONFIG, else the one this process is a pod of, else ~/.kube/config."""
+
+    context: str | None = None
+    """Context of the kubeconfig; default: its current one."""
+    namespace: str | None = None
+    """Default: the context's, or this pod's, or `default`. One that holds nothing else is best."""
+    image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
+    """Never: the nodes were given the hardened images by hand."""
+    image_pull_secret: str | None = None
+    """Secret with the registry's credentials, in that namespace."""
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    """Labels of the nodes boxes may run on."""
+    tolerations: list[dict[str, str | int]] = Field(default_factory=list)
+    """Taints boxes may be scheduled in spite of, as Kubernetes writes them."""
+    runtime_class: str | None = None
+    """RuntimeClass of a sandboxed runtime (gVisor, Kata), if the nodes have one."""
+    user_namespaces: bool = False
+    """Boxes in user namespaces (hostUsers: false); the nodes must support it (Kubernetes 1.33, recent runtime)."""
+    cpu_request: float = Field(0.1, gt=0)
+    """Cores the scheduler sets aside for a box; sandbox.cpu is its limit."""
+    memory_request_mb: int = Field(256, ge=1)
+    """MiB the scheduler sets aside for a box; sandbox.memory_mb is its limit."""
+    start_timeout_s: float = Field(300, gt=0)
+    """From a box's request to its first command: scheduling, image pull, start."""
+    max_lifetime_s: int = Field(21_600, ge=60)
+    """The cluster ends a box after so many seconds in any case (activeDeadlineSeconds)."""
+
+
 class SandboxSection(Section):
     backend: Literal["local", "docker", "kubernetes"] = "local"
     image_registry: str | None = None
@@ -104,7 +133,8 @@ class SandboxSection(Section):
     image: str | None = None
     """Image of tasks that name none (docker, kubernetes): bash, Python and what the tests import."""
     start_limit: int = Field(8, ge=1)
-    """Containers that are being started on this machine at once (docker); a daemon fails under more."""
+    """Boxes that are being started from this machine at once (docker, kubernetes); a daemon fails under more."""
+    kubernetes: KubernetesSection = Field(default_factory=KubernetesSection)
     cpu: float = Field(1, gt=0)
     """CPU cores of one sandbox."""
     memory_mb: int = Field(6144, ge=64)
@@ -378,8 +408,8 @@ def missing_engine(recipe: Recipe) -> str | None:
             "training.engine verl (Ray worker groups, vLLM servers) is not part of this version; "
             "use training.engine embedded"
         )
-    if recipe.sandbox.backend == "kubernetes":
-        return "sandbox.backend kubernetes is not part of this version; use sandbox.backend local or docker"
+    if recipe.sandbox.backend == "kubernetes" and recipe.sandbox.whitelist:
+        return "sandbox.whitelist with sandbox.backend kubernetes is not part of this version; use local or docker"
     if recipe.model.chat_template is not None:
         return (
             "model.chat_template is not part of this version; put chat_template.jinja into the model directory instead"

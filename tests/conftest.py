@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from swe_lightning.sandbox.docker import DockerBackend
+    from swe_lightning.sandbox.kubernetes import KubernetesBackend
 
 # Continuous integration runs on two busy cores: slow input generation says nothing about the code under test.
 settings.register_profile("swel", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -108,5 +110,85 @@ def docker_backend(docker_image: str) -> Iterator[DockerBackend]:
     from swe_lightning.sandbox.docker import DockerBackend
 
     backend = DockerBackend(image=docker_image)
+    yield backend
+    backend.close()
+
+
+K8S_KIT = KIT.parent / "k8s-kit"
+CLUSTER_HINT = (
+    "give a cluster in SWEL_TEST_KUBECONFIG and, in SWEL_TEST_CLUSTER_IMAGE, an image its nodes can have that "
+    "`swel images build` made of one with bash, coreutils, grep, find and a Python that has pytest; or set "
+    "SWEL_TEST_CLUSTER=kit to start the cluster kit (root only)"
+)
+CLUSTER_GIVEN = bool(os.environ.get("SWEL_TEST_KUBECONFIG") or os.environ.get("SWEL_TEST_CLUSTER") == "kit")
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A cluster, whose configuration is in KUBECONFIG from now on: the given one, else one the kit starts. Yields the
+    hardened image to test with."""
+    if not CLUSTER_GIVEN:
+        pytest.skip(f"no cluster: {CLUSTER_HINT}")
+    before = os.environ.get("KUBECONFIG")
+    given, image = os.environ.get("SWEL_TEST_KUBECONFIG"), os.environ.get("SWEL_TEST_CLUSTER_IMAGE")
+    kit = None
+    if given:
+        if not image:
+            pytest.skip(f"no image for the cluster: {CLUSTER_HINT}")
+    else:
+        docker_image = request.getfixturevalue("docker_image")
+        kit, given = start_kit(tmp_path_factory.mktemp("kit"))
+        image = load_image(kit, docker_image)
+    os.environ["KUBECONFIG"] = given
+    yield image
+    if before is None:
+        del os.environ["KUBECONFIG"]
+    else:
+        os.environ["KUBECONFIG"] = before
+    if kit is not None and not os.environ.get("SWEL_TEST_CLUSTER_KEEP"):
+        subprocess.run([kit / "down.sh"], capture_output=True, timeout=120)
+
+
+def start_kit(place: Path) -> tuple[Path, str]:
+    """The kit's cluster with one real node, and its kubeconfig. Volumes in memory have a size, as they have by default
+    since Kubernetes 1.22."""
+    if os.geteuid() != 0 or not (K8S_KIT / "up.sh").exists():
+        pytest.skip(f"the cluster kit is not here, or this user is not root: {CLUSTER_HINT}")
+    kit = place / "k8s-kit"
+    shutil.copytree(K8S_KIT, kit)
+    (place / "docker-kit").symlink_to(KIT)
+    node = kit / "start-node.sh"
+    plain = node.read_text()
+    node.write_text(plain.replace("{DevicePlugins: false}", "{DevicePlugins: false, SizeMemoryBackedVolumes: true}"))
+    done = subprocess.run([kit / "up.sh", "--node"], capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        pytest.skip(f"the cluster kit did not start: {done.stderr[-300:]}; {CLUSTER_HINT}")
+    return kit, done.stdout.strip()
+
+
+def load_image(kit: Path, docker_image: str) -> str:
+    """Hardened here, and given to the kit's node by hand."""
+    from swe_lightning.sandbox.docker_engine import connect
+    from swe_lightning.sandbox.hardening import Hardener, cluster_name
+
+    client = connect()
+    name = cluster_name(docker_image)
+    repository, _, tag = name.rpartition(":")
+    client.tag(Hardener(client).image(docker_image).name, repository, tag=tag)
+    archive = kit / "image.tar"
+    with archive.open("wb") as file:
+        file.writelines(client.get_image(name))
+    client.close()
+    subprocess.run([kit / "load-image.sh", name, archive], check=True, capture_output=True, timeout=120)
+    archive.unlink()
+    return name
+
+
+@pytest.fixture(scope="session")
+def cluster_backend(cluster: str) -> Iterator[KubernetesBackend]:
+    from swe_lightning.recipe import KubernetesSection
+    from swe_lightning.sandbox.kubernetes import KubernetesBackend
+
+    backend = KubernetesBackend(KubernetesSection(start_timeout_s=120), image=cluster)
     yield backend
     backend.close()

@@ -78,7 +78,7 @@ def build(
     from sandbox_images.names import needed
     from sandbox_images.push import push_image
     from swe_lightning.sandbox.docker_engine import connect
-    from swe_lightning.sandbox.hardening import Hardener
+    from swe_lightning.sandbox.hardening import Hardener, cluster_name
 
     client = connect(600)
     hardener = Hardener(client)
@@ -87,7 +87,7 @@ def build(
         hardened = hardener.image(image)
         row = {"image": image, "hardened": hardened.name}
         if push:
-            row |= push_image(client, hardened.name, push)
+            row |= push_image(client, hardened.name, push, cluster_name(image))
         made.append(row)
     show(made, ["image", "hardened", *(["pushed", "digest"] if push else [])], as_json)
 

@@ -1,10 +1,9 @@
-"""Boxes that run commands on a copy of a tree: base.py has the promise, local.py and docker.py keep it."""
+"""Boxes that run commands on a copy of a tree: base.py has the promise, local, docker and kubernetes keep it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from swe_lightning.errors import UserError
 from swe_lightning.recipe import SandboxSection
 from swe_lightning.sandbox.base import TREE_ROOT, Backend, ExecResult, FileState, Limits, Sandbox, TreeDiff
 from swe_lightning.services import parse_service
@@ -31,12 +30,20 @@ def make_backend(section: SandboxSection, memo_dir: Path | None = None) -> Backe
         backend = DockerBackend(
             image=section.image, registry=section.image_registry, start_limit=section.start_limit, whitelist=whitelist
         )
-    elif section.backend == "local":
+    elif section.backend == "kubernetes":
+        from swe_lightning.sandbox.kubernetes import KubernetesBackend
+
+        backend = KubernetesBackend(
+            section.kubernetes,
+            image=section.image,
+            registry=section.image_registry,
+            start_limit=section.start_limit,
+            whitelist=whitelist,
+        )
+    else:
         from swe_lightning.sandbox.local import LocalBackend
 
         backend = LocalBackend(whitelist=whitelist)
-    else:
-        raise UserError(f"sandbox.backend {section.backend} is not part of this version; use local or docker")
     if section.remember_commands and memo_dir is not None:
         from swe_lightning.sandbox.memo import RememberingBackend
 

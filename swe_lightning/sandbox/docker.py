@@ -15,7 +15,6 @@ import logging
 import os
 import secrets
 import shutil
-import stat
 import threading
 import time
 from collections.abc import Mapping
@@ -28,15 +27,15 @@ from swe_lightning.errors import DataError, SandboxLost, SandboxStartError
 from swe_lightning.sandbox import docker_engine as engine
 from swe_lightning.sandbox import seccomp
 from swe_lightning.sandbox.base import ORIGINAL_ROOT, TREE_ROOT, ExecResult, Limits, TreeDiff
-from swe_lightning.sandbox.boxside.wire import pack
 from swe_lightning.sandbox.bundle import launch
-from swe_lightning.sandbox.client import CommandClient, check_relative, pack_mapping, receive, settings
+from swe_lightning.sandbox.client import CommandClient, check_relative, receive
 from swe_lightning.sandbox.docker_routes import IN_BOX as ROUTES_IN_BOX
 from swe_lightning.sandbox.docker_routes import Routes, check_whitelist, routes
 from swe_lightning.sandbox.hardening import BOX_UID, NO_NEW_PRIVILEGES, HardenedImage, Hardener
+from swe_lightning.sandbox.owners import owner_is_gone, owner_stamp
 from swe_lightning.sandbox.relay import Relay, RelayedBox
-from swe_lightning.sandbox.remote_tree import remote_diff
-from swe_lightning.sandbox.rootfs import BOX_ENV
+from swe_lightning.sandbox.remote_tree import container_env, prepare, remote_diff, survey
+from swe_lightning.sandbox.starts import start_slot
 from swe_lightning.sandbox.treediff import BaseTree, FileState
 from swe_lightning.services import Service
 
@@ -52,8 +51,6 @@ INODES = 200_000
 SHM_MB = 64
 LABEL = "swel.label"
 SERVER = f"from boxside.container import main; main({TREE_ROOT!r})"
-ENV = {k: v for k, v in BOX_ENV.items() if k not in ("PATH", "VIRTUAL_ENV")} | {"GIT_PAGER": "cat"}
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class DockerSandbox:
@@ -159,9 +156,9 @@ class DockerBackend:
         name = f"swel-{os.getpid()}-{secrets.token_hex(6)}"
         self._clear_leftovers()
         source, size_mb = self._mountable(tree, name)
-        environment = {**ENV, "PATH": DEFAULT_PATH, **hardened.env, **env}
+        environment = container_env(hardened.env, env)
         stream = None
-        with engine.start_slot(self._start_limit), routes(gateway, self._whitelist) as network:
+        with start_slot(self._start_limit), routes(gateway, self._whitelist) as network:
             until = time.monotonic() + self._start_timeout_s
             try:
                 host = host_settings(source, size_mb, limits, network)
@@ -195,7 +192,7 @@ class DockerBackend:
             client.create_container(
                 image.name, launch("-c", SERVER), name=name, user=f"{BOX_UID}:{BOX_UID}", stdin_open=True,
                 hostname="box", working_dir=TREE_ROOT, entrypoint=[], environment={}, network_disabled=True,
-                labels={LABEL: label, engine.OWNER: engine.owner_stamp()}, host_config=host,
+                labels={LABEL: label, engine.OWNER: owner_stamp()}, host_config=host,
                 healthcheck={"test": ["NONE"]},
             )  # fmt: skip
 
@@ -219,14 +216,10 @@ class DockerBackend:
             receive(stream)
             server = CommandClient(stream, "new", lambda: None)
             patience = max(1.0, until - time.monotonic())
-            server.ask(pack(b"lay", os.fsencode(ORIGINAL_ROOT)), patience)
-            server.write(states)
-            server.ask(pack(b"record"), patience)
-            listeners = network.collect(server, patience)
-            options = settings(limits, watch=False, count_processes=False)
-            server.ask(pack(b"init", *options, pack_mapping(env)), patience)
-            server.ask(pack(b"filter", seccomp.filter_bytes()), patience)
-            return listeners
+            return prepare(
+                server, env, limits, states, patience, seccomp.filter_bytes(),
+                lambda: network.collect(server, patience),
+            )  # fmt: skip
         except (OSError, SandboxLost) as error:
             said = stream.stderr.decode(errors="replace").strip()[-1000:]
             slow = f" within {self._start_timeout_s:g} s" if isinstance(error, TimeoutError) else ""
@@ -240,7 +233,7 @@ class DockerBackend:
         for found in client.containers(all=True, filters={"label": engine.OWNER}):
             labels = found.get("Labels") or {}
             wanted = label is None or labels.get(LABEL) == label
-            if wanted and engine.owner_is_gone(labels.get(engine.OWNER, "")):
+            if wanted and owner_is_gone(labels.get(engine.OWNER, "")):
                 removed += self.remove(found["Id"])
         return removed
 
@@ -376,17 +369,3 @@ def host_settings(tree: Path, tree_mb: int, limits: Limits, network: Routes) -> 
         "log_config": docker.types.LogConfig(type="none"),
         "ulimits": [ulimit(name="core", soft=0, hard=0), ulimit(name="nofile", soft=4096, hard=4096)],
     }
-
-
-def survey(tree: Path) -> tuple[bool, int]:
-    """(can anybody read it, MiB it takes in a tmpfs)."""
-    blocks, readable = 0, True
-    for folder, names, files in os.walk(tree):
-        info = os.lstat(folder)
-        readable &= info.st_mode & 0o5 == 0o5
-        for name in files:
-            info = os.lstat(os.path.join(folder, name))
-            blocks += -(-info.st_size // 4096)
-            readable &= stat.S_ISLNK(info.st_mode) or info.st_mode & 0o4 == 0o4
-        blocks += len(names)
-    return readable, (blocks * 4096 >> 20) + 1

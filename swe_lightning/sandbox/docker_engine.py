@@ -8,18 +8,15 @@ Never a command line: everything goes over the API, so no value shows in a proce
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import random
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from swe_lightning import paths
 from swe_lightning.errors import MissingPart, SandboxStartError
 from swe_lightning.records import InfraReason
 from swe_lightning.sandbox.image_names import local_names, parse
@@ -107,31 +104,6 @@ def starting(what: str, call: Callable[[], T], until: float) -> T:
     raise SandboxStartError(f"{what}: the Docker daemon failed {attempt} times: {short(last)}") from last
 
 
-@contextlib.contextmanager
-def start_slot(limit: int, patience_s: float = 600) -> Iterator[None]:
-    """One of `limit` starts under way on this machine, over all processes; a process that dies frees its own."""
-    place = paths.home() / "docker-starts"
-    place.mkdir(exist_ok=True)
-    until = time.monotonic() + patience_s
-    order = random.sample(range(limit), limit)
-    while True:
-        for number in order:
-            fd = os.open(place / f"{number}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(fd)
-                continue
-            try:
-                yield
-            finally:
-                os.close(fd)
-            return
-        if time.monotonic() > until:
-            raise SandboxStartError(f"no free place among {limit} sandbox starts for {patience_s:g} s")
-        time.sleep(0.01 + 0.03 * random.random())
-
-
 class AttachedStream:
     """stdin and stdout of a container with the face of a socket; its stderr is kept for error messages.
 
@@ -211,29 +183,3 @@ class AttachedStream:
             self._attached.close()
         with contextlib.suppress(Exception):
             self._attached._response.close()
-
-
-def owner_stamp() -> str:
-    """Who owns a container: process id, its start time, and the namespace and boot they are valid in."""
-    from swe_lightning.sandbox.registry import start_time
-
-    return f"{os.getpid()} {start_time(os.getpid())} {_namespace()}"
-
-
-def owner_is_gone(stamp: str) -> bool:
-    """Whether that owner certainly ended. One of another boot is; one of another namespace cannot be judged."""
-    from swe_lightning.sandbox.registry import start_time
-
-    try:
-        pid, started, boot, namespace = stamp.split(" ")
-    except ValueError:
-        return False
-    here_boot, here_namespace = _namespace().split(" ")
-    if boot != here_boot:
-        return True
-    return namespace == here_namespace and start_time(int(pid)) != started
-
-
-def _namespace() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.readlink('/proc/self/ns/pid')}"

@@ -2,12 +2,13 @@
 
 The hardened image adds one layer: the command server with its own Python (bundle.py), the box's user, and the absence
 of git, histories, caches and credentials (boxside/harden.py). The environment of the image's interactive shell (the
-conda environment that ~/.bashrc activates) is read once and kept in a label, so commands need no start-up files and
-those files cannot print into anybody's output. Building needs no network and uses none.
+conda environment that ~/.bashrc activates) is read once and kept in a label (and, for clusters, in a file), so commands
+need no start-up files and those files cannot print into anybody's output. Building needs no network and uses none.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import re
@@ -23,14 +24,16 @@ from swe_lightning.locks import once
 from swe_lightning.sandbox import image_usage
 from swe_lightning.sandbox.base import ORIGINAL_ROOT, TREE_ROOT
 from swe_lightning.sandbox.bundle import IN_BOX, bundle, launch
-from swe_lightning.sandbox.docker_engine import OWNER, find_image, owner_stamp, short
+from swe_lightning.sandbox.docker_engine import OWNER, find_image, short
+from swe_lightning.sandbox.image_names import parse
+from swe_lightning.sandbox.owners import owner_stamp
 
 if TYPE_CHECKING:
     import docker
 
 BOX_UID = 60_600
 """The user of boxes: in no range that distributions or systemd hand out, so that it is nobody on the host."""
-RECIPE = "1"
+RECIPE = "2"
 """Raise when hardening changes: images hardened before are made anew."""
 PREFIX = "swel-hardened"
 LABELS = {"source": "swel.source", "id": "swel.source_id", "env": "swel.env", "key": "swel.key"}
@@ -41,6 +44,8 @@ NOT_INHERITED = re.compile(
     r"HOME|PWD|OLDPWD|SHLVL|_|HOSTNAME|TERM|PS\d|LS_COLORS|USER|LOGNAME|MAIL|SHELL|LESS.*|BASH_.*|ENV|PROMPT_COMMAND|"
     r"DEBIAN_FRONTEND|.*(TOKEN|SECRET|PASSWORD|API_KEY).*"
 )
+ENVIRONMENT = "environment.json"
+"""Below IN_BOX: the same as the label, for whoever cannot ask a daemon."""
 HARDEN = "from boxside.harden import main; main()"
 DOCKERFILE = """\
 FROM {source}
@@ -133,7 +138,7 @@ class Hardener:
         said: list[str] = []
         try:
             for line in self._client.build(
-                fileobj=_context(dockerfile, runtime), custom_context=True, tag=name, rm=True, forcerm=True,
+                fileobj=_context(dockerfile, runtime, env), custom_context=True, tag=name, rm=True, forcerm=True,
                 network_mode="none", decode=True, pull=False,
             ):  # fmt: skip
                 said.append(line.get("stream") or line.get("error") or "")
@@ -149,6 +154,17 @@ def hardened_name(source: str, image_id: str, key: str) -> str:
     """A local tag that says where it came from and changes when any ingredient does."""
     last = re.sub(r"[^a-z0-9._-]+", "-", source.split("@")[0].rsplit("/", 1)[-1].lower()).strip("-._")
     return f"{PREFIX}/{last or 'image'}:{image_id.removeprefix('sha256:')[:16]}-{key[:12]}-{RECIPE}"
+
+
+def cluster_name(source: str) -> str:
+    """What `swel images build --push` calls the hardened image: known without a daemon, so that a cluster's client and
+    whoever pushed agree. A name that is one of a hardened image already stays.
+    """
+    if f"{PREFIX}/" in source:
+        return source
+    reference = parse(source)
+    identity = hashlib.sha256(f"{reference.path}:{reference.tag}@{reference.digest}".encode()).hexdigest()
+    return hardened_name(source, identity, f"{bundle().name}-{RECIPE}")
 
 
 def shell_environment(client: docker.APIClient, image: str) -> dict[str, str]:
@@ -173,8 +189,8 @@ def shell_environment(client: docker.APIClient, image: str) -> dict[str, str]:
     return {name: value for name, _, value in pairs if not NOT_INHERITED.fullmatch(name)}
 
 
-def _context(dockerfile: str, runtime: Path) -> io.BytesIO:
-    """A build context with stable bytes: the Dockerfile and the bundle, owned by root, without times."""
+def _context(dockerfile: str, runtime: Path, env: dict[str, str]) -> io.BytesIO:
+    """A build context with stable bytes: the Dockerfile, the bundle, the environment; owned by root, without times."""
     buffer = io.BytesIO()
 
     def anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -183,9 +199,10 @@ def _context(dockerfile: str, runtime: Path) -> io.BytesIO:
         return entry
 
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        entry = anonymous(tarfile.TarInfo("Dockerfile"))
-        entry.size = len(dockerfile.encode())
-        tar.addfile(entry, io.BytesIO(dockerfile.encode()))
         tar.add(runtime, "swel", filter=anonymous)
+        for name, text in (("Dockerfile", dockerfile), (f"swel/{ENVIRONMENT}", json.dumps(env))):
+            entry = anonymous(tarfile.TarInfo(name))
+            entry.size = len(text.encode())
+            tar.addfile(entry, io.BytesIO(text.encode()))
     buffer.seek(0)
     return buffer

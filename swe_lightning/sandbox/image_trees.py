@@ -26,7 +26,8 @@ from swe_lightning import paths
 from swe_lightning.errors import DataError, SandboxStartError
 from swe_lightning.locks import once
 from swe_lightning.sandbox.base import TREE_ROOT
-from swe_lightning.sandbox.docker_engine import OWNER, connect, find_image, owner_stamp, short
+from swe_lightning.sandbox.docker_engine import OWNER, connect, find_image, short
+from swe_lightning.sandbox.owners import owner_stamp
 
 if TYPE_CHECKING:
     import docker

@@ -1,4 +1,4 @@
-"""Changes of a tree that only its command server can read (docker, Kubernetes): listed, weighed, then fetched.
+"""Trees that only their command server can reach (docker, Kubernetes): laid by it; changes listed, weighed, fetched.
 
 The server is process 1 of the box and out of the commands' reach, so what it lists is true. What it lists is still
 data of the agent: sizes are bounded here, before anything is fetched, by the same bounds as for local boxes.
@@ -7,15 +7,22 @@ data of the agent: sizes are bounded here, before anything is fetched, by the sa
 from __future__ import annotations
 
 import os
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
 
-from swe_lightning.sandbox.base import FileState, TreeDiff
+from swe_lightning.sandbox.base import ORIGINAL_ROOT, FileState, Limits, TreeDiff
 from swe_lightning.sandbox.boxside.wire import fields_of, pack
-from swe_lightning.sandbox.client import REPLY_GRACE_S, CommandClient
+from swe_lightning.sandbox.client import REPLY_GRACE_S, CommandClient, pack_mapping, settings
+from swe_lightning.sandbox.rootfs import BOX_ENV
 from swe_lightning.sandbox.treediff import MAX_FILE_BYTES, MAX_NOTES, MAX_TOTAL_BYTES, BaseTree
 
 BATCH_BYTES = 1 << 20
 BATCH_FILES = 500
 DIFF_TIMEOUT_S = 120.0
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+T = TypeVar("T")
 
 
 def remote_diff(server: CommandClient, base: BaseTree) -> tuple[TreeDiff, list[str]]:
@@ -43,6 +50,30 @@ def remote_diff(server: CommandClient, base: BaseTree) -> tuple[TreeDiff, list[s
         _fetch(server, batch, found, notes)
     changed = {name: state for name, state in found.items() if state != base.get(name)}
     return dict(sorted(changed.items())), notes[:MAX_NOTES]
+
+
+def container_env(image_env: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
+    """Of every command: ours, over it what the image's own shell would set, over it what the caller gives."""
+    ours = {k: v for k, v in BOX_ENV.items() if k not in ("PATH", "VIRTUAL_ENV")}
+    return {**ours, "PATH": DEFAULT_PATH, **image_env, **env}
+
+
+def prepare(
+    server: CommandClient, env: Mapping[str, str], limits: Limits, files: TreeDiff, patience_s: float,
+    filter_bytes: bytes, services: Callable[[], T], *, watch: bool = False, count_processes: bool = False,
+) -> T:  # fmt: skip
+    """A new container's server, which has said that it is there: tree, extra files, base, services, limits, filter.
+
+    `services` is called before any limit holds; its result is returned.
+    """
+    server.ask(pack(b"lay", os.fsencode(ORIGINAL_ROOT)), patience_s)
+    server.write(files)
+    server.ask(pack(b"record"), patience_s)
+    result = services()
+    options = settings(limits, watch=watch, count_processes=count_processes)
+    server.ask(pack(b"init", *options, pack_mapping(env)), patience_s)
+    server.ask(pack(b"filter", filter_bytes), patience_s)
+    return result
 
 
 def _batches(wanted: list[tuple[bytes, int, int]]) -> list[list[tuple[bytes, int, int]]]:
@@ -81,3 +112,17 @@ def _fetch(server: CommandClient, batch: list[tuple[bytes, int, int]], found: Tr
             notes.append(f"{name}: changed while it was read")
         else:
             found[name] = FileState(bytes(contents[path]), mode)
+
+
+def survey(tree: Path) -> tuple[bool, int]:
+    """(can anybody read it, MiB it takes in a tmpfs)."""
+    blocks, readable = 0, True
+    for folder, names, files in os.walk(tree):
+        info = os.lstat(folder)
+        readable &= info.st_mode & 0o5 == 0o5
+        for name in files:
+            info = os.lstat(os.path.join(folder, name))
+            blocks += -(-info.st_size // 4096)
+            readable &= stat.S_ISLNK(info.st_mode) or info.st_mode & 0o4 == 0o4
+        blocks += len(names)
+    return readable, (blocks * 4096 >> 20) + 1

@@ -7,12 +7,16 @@ were refused together do not come back together. What cannot get better (a missi
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from swe_lightning import paths
 from swe_lightning.errors import SandboxStartError
 
 AT_ONCE = 16
@@ -41,3 +45,28 @@ class Starts:
                 time.sleep(random.uniform(0.5, 1.5) * self._wait_s * 2**number)
         assert first is not None
         raise first if first.permanent else SandboxStartError(f"{first} ({self._tries} tries)", first.reason) from first
+
+
+@contextlib.contextmanager
+def start_slot(limit: int, patience_s: float = 600, kind: str = "docker") -> Iterator[None]:
+    """One of `limit` starts of this kind under way on this machine, over all processes; one that dies frees its own."""
+    place = paths.home() / f"{kind}-starts"
+    place.mkdir(exist_ok=True)
+    until = time.monotonic() + patience_s
+    order = random.sample(range(limit), limit)
+    while True:
+        for number in order:
+            fd = os.open(place / f"{number}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(fd)
+                continue
+            try:
+                yield
+            finally:
+                os.close(fd)
+            return
+        if time.monotonic() > until:
+            raise SandboxStartError(f"no free place among {limit} sandbox starts for {patience_s:g} s")
+        time.sleep(0.01 + 0.03 * random.random())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,10 @@ FIX = "return the_only_correct_answer"
 HIDDEN_TEST = "assert_the_hidden_expectation"
 Say = Callable[..., str]
 """Runs a shell command, or Python source, in the box; what it printed."""
+
+
+kubernetes = ["kubernetes"] if os.environ.get("SWEL_TEST_KUBECONFIG") or os.environ.get("SWEL_TEST_CLUSTER") else []
+"""Only where a cluster is given: tests/conftest.py says how."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -45,10 +50,13 @@ def fits_the_backend(request: pytest.FixtureRequest) -> None:
         pytest.skip(LOCAL_ONLY[name])
 
 
-@pytest.fixture(scope="session", params=["local", "docker"])
+@pytest.fixture(scope="session", params=["local", "docker", *kubernetes])
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     if request.param == "docker":
         yield request.getfixturevalue("docker_backend")
+        return
+    if request.param == "kubernetes":
+        yield request.getfixturevalue("cluster_backend")
         return
     request.getfixturevalue("able")
     backend = LocalBackend()

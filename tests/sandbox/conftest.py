@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,15 +14,22 @@ from swe_lightning.sandbox.local import LocalBackend, LocalSandbox
 SMALL = Limits(cpu=2, memory_mb=512, pids=128, disk_mb=64, output_bytes=20_000)
 
 
+kubernetes = ["kubernetes"] if os.environ.get("SWEL_TEST_KUBECONFIG") or os.environ.get("SWEL_TEST_CLUSTER") else []
+"""Only where a cluster is given: tests/conftest.py says how."""
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_home(swel_home: Path) -> None:
     """Every test of this room."""
 
 
-@pytest.fixture(scope="session", params=["overlay", "copy", "docker"])
+@pytest.fixture(scope="session", params=["overlay", "copy", "docker", *kubernetes])
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     if request.param == "docker":
         yield request.getfixturevalue("docker_backend")
+        return
+    if request.param == "kubernetes":
+        yield request.getfixturevalue("cluster_backend")
         return
     request.getfixturevalue("able")
     backend = LocalBackend(force_copy=request.param == "copy")

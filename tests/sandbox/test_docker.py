@@ -23,7 +23,9 @@ from swe_lightning.records import InfraReason
 from swe_lightning.sandbox import FileState, Limits
 from swe_lightning.sandbox.check import escape_report
 from swe_lightning.sandbox.docker import DockerBackend
-from swe_lightning.sandbox.docker_engine import connect, owner_is_gone, owner_stamp, start_slot
+from swe_lightning.sandbox.docker_engine import connect
+from swe_lightning.sandbox.owners import owner_is_gone, owner_stamp
+from swe_lightning.sandbox.starts import start_slot
 from swe_lightning.services import Service
 
 LIMITS = Limits(cpu=2, memory_mb=256, pids=64, disk_mb=32)
@@ -197,7 +199,7 @@ def test_starts_are_bounded_over_threads(swel_home: Path) -> None:
 
 
 def test_a_dead_process_frees_its_place(swel_home: Path) -> None:
-    source = "import sys, time; from swe_lightning.sandbox.docker_engine import start_slot\n"
+    source = "import sys, time; from swe_lightning.sandbox.starts import start_slot\n"
     source += "with start_slot(1):\n    print('in', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None

@@ -36,12 +36,12 @@ class Pipes:
 
 
 class ContainerServer(Server):
-    def __init__(self, tree: bytes) -> None:
-        pipes = Pipes(os.dup(0), os.dup(1))
+    def __init__(self, tree: bytes, sock=None) -> None:
+        sock = sock or Pipes(os.dup(0), os.dup(1))
         os.umask(0o022)
-        super().__init__(pipes)
+        super().__init__(sock)
         self.tree = Tree(tree)
-        pipes.sendall(pack(b"+", b"ready"))
+        sock.sendall(pack(b"+", b"ready"))
 
     def on_filter(self, fields: list[bytes]) -> list[bytes]:
         """A BPF program: no later process of the box, this one included, gets rid of it."""
