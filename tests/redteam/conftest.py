@@ -43,11 +43,20 @@ LOCAL_ONLY = {
 """Attacks on how local boxes are made; their aims in containers are tested in tests/sandbox/test_docker.py."""
 
 
+NOT_IN_PODS = {
+    "test_only_a_loopback_exists": "a pod has an interface; tests/cluster/test_boxes.py shows that it leads nowhere",
+    "test_more_names_than_the_limit_are_refused": "Kubernetes limits the bytes of a volume, not its names",
+}
+"""What pods cannot promise in the same way; docs/security.md says so too."""
+
+
 @pytest.fixture(autouse=True)
 def fits_the_backend(request: pytest.FixtureRequest) -> None:
     name = request.node.name.partition("[")[0]
-    if "docker" in request.node.name and name in LOCAL_ONLY:
+    if ("docker" in request.node.name or "kubernetes" in request.node.name) and name in LOCAL_ONLY:
         pytest.skip(LOCAL_ONLY[name])
+    if "kubernetes" in request.node.name and name in NOT_IN_PODS:
+        pytest.skip(NOT_IN_PODS[name])
 
 
 @pytest.fixture(scope="session", params=["local", "docker", *kubernetes])

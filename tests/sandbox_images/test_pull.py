@@ -175,9 +175,8 @@ def test_commands(client: Any, registry: str, published: str, task_image_name: s
     (built,) = swel("build", task_image_name)
     assert client.images(built["hardened"])
     client.tag(f"{registry}/{TINY}", "swel-test-tiny", tag="1")
-    sent = push_image(
-        client, "swel-test-tiny:1", registry, "swel-test-tiny:1"
-    )  # not a hardened one: compressing it takes long
+    tiny = "swel-test-tiny:1"  # not a hardened one: compressing it takes long
+    sent = push_image(client, tiny, registry, tiny)
     assert sent == {"pushed": f"{registry}/swel-test-tiny:1", "digest": published}
 
     only = tmp_path / "one.jsonl"
