@@ -75,7 +75,9 @@ class TokenLoss:
         )
         metrics = {key: float(value) for key, value in sums.items() if key not in ("loss", "tokens")}
         metrics["trained_tokens"] = float(mask.sum())
-        metrics |= _sampler_metrics(now, sampler, is_weights, mask)
+        metrics |= _sampler_metrics(now, sampler, mask)
+        if is_weights is not None:
+            metrics |= self._correction_metrics(is_weights[mask])
         if "kl_weights" in columns:
             penalty = losses.kl_penalty(logprob, data["ref_logprobs"].values(), self.kl_estimator)  # type: ignore[arg-type]
             loss = loss + losses.weighted_sum(penalty, data["kl_weights"].values(), mask)
@@ -98,6 +100,12 @@ class TokenLoss:
         weigh = correction.truncate if self.correction == "tis" else correction.masked
         return now, weigh(now - sampler, self.cap)
 
+    def _correction_metrics(self, factors: torch.Tensor) -> dict[str, float]:
+        """Read off the factors of trained tokens themselves, because theirs may be the ratio of a whole rollout, or of
+        the policy before an earlier mini-batch: tis cuts to the cap, mask to 0, and no other ratio is either."""
+        cut = factors >= self.cap * (1 - 1e-6) if self.correction == "tis" else factors == 0
+        return {"off_policy_weight_sum": float(factors.sum()), "off_policy_clipped": float(cut.sum())}
+
 
 def _ranks(data: Any) -> int:
     """Data-parallel ranks: FSDP averages gradients over them, and ours are to be summed."""
@@ -106,22 +114,16 @@ def _ranks(data: Any) -> int:
     return int(tu.get_non_tensor_data(data=data, key="dp_size", default=1))
 
 
-def _sampler_metrics(
-    now: torch.Tensor, sampler: torch.Tensor, is_weights: torch.Tensor | None, mask: torch.Tensor
-) -> dict[str, float]:
+def _sampler_metrics(now: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
     """How far the trainer's policy is from what the inference engine reported, on trained tokens."""
     delta = (now - sampler)[mask]
     ratio = correction.ratio(delta)
-    found = {
+    return {
         "off_policy_kl_sum": float((ratio - 1 - delta).sum()),
         "off_policy_ratio_sum": float(ratio.sum()),
         "off_policy_ratio_max": float(ratio.max()) if ratio.numel() else 0.0,
         "off_policy_diff_max": float(delta.abs().max()) if delta.numel() else 0.0,
     }
-    if is_weights is not None:
-        found["off_policy_weight_sum"] = float(is_weights[mask].sum())
-        found["off_policy_clipped"] = float((is_weights[mask] != ratio).sum())
-    return found
 
 
 def summarise(parts: Mapping[str, list[float]]) -> dict[str, float]:

@@ -206,6 +206,22 @@ def test_sequence_correction_is_one_factor_per_rollout_over_all_its_rows(model_d
     assert distance(worker.gradients(Batch(pieces, even_weights(pieces, signed))), expected) <= 1e-5
 
 
+@pytest.mark.parametrize(("kind", "level", "mini_batches"), [("tis", "sequence", 1), ("mask", "token", 2)])
+def test_only_what_the_correction_cut_counts_as_cut(model_dir: Path, kind: str, level: str, mini_batches: int) -> None:
+    """One rollout in six (one token of it) is far from the sampler, all others a little."""
+    rows = on_policy(model_dir, rollouts(6))
+    for row in rows:
+        row.logprobs -= np.float32(0.001) * row.mask
+    rows[2].logprobs[np.flatnonzero(rows[2].mask)[0]] -= 3
+    off_policy = OffPolicy.model_validate({"kind": kind, "level": level})
+    algorithm = Algorithm(off_policy=off_policy, advantage="grpo_no_std")
+    worker = TrainWorker(model_dir, training(mini_batches=mini_batches, lr=1e-4), algorithm)
+    groups = {row.rollout_id: row.group_id for row in rows}
+    metrics = worker.update(build_batch(rows, {name: signed(name) for name in groups}, groups, algorithm))
+    cut = rows[2].trained_tokens if level == "sequence" else 1
+    assert metrics["off_policy_clipped_share"] * metrics["trained_tokens"] == pytest.approx(cut)
+
+
 def test_kl_to_the_reference_and_entropy(model_dir: Path) -> None:
     rows = on_policy(model_dir, rollouts(6))
     algorithm = Algorithm(kl_coef=0.5, entropy_coef=0.3, off_policy=NO_CORRECTION)
