@@ -226,7 +226,8 @@ class Algorithm(Section):
     min_group: int = Field(2, ge=1)
     """Graded members a group needs."""
     skip_zero_variance: bool = False
-    """True: groups of equal rewards leave the batch, so that R counts only rollouts that teach something."""
+    """True: groups without any advantage (equal rewards, too few graded) leave the batch, so that R counts only
+    rollouts that teach something; under reinforce_baseline a group of equal rewards away from the mean stays."""
     duplicate_calls: Literal["supersede", "keep"] = "supersede"
     off_policy: OffPolicy = OffPolicy()
     shuffle_rewards: bool = False

@@ -66,10 +66,8 @@ def _within(values: list[float], estimator: str, least: int) -> list[float]:
     return centred
 
 
-def group_counts(
-    rewards: Sequence[float | None], groups: Sequence[Hashable], min_group: int = 2
-) -> tuple[Counter[str], set[Hashable]]:
-    """(counts of groups by kind and of failures, keys of groups whose graded rewards are all equal).
+def group_counts(rewards: Sequence[float | None], groups: Sequence[Hashable], min_group: int = 2) -> Counter[str]:
+    """Groups by kind, and failures.
 
     groups; singleton_groups (one graded member); small_groups (two or more, but below min_group); zero_variance_groups;
     empty_groups (none graded); infra_failures (rollouts).
@@ -83,8 +81,7 @@ def group_counts(
             counts["infra_failures"] += 1
         else:
             graded[group].append(reward)
-    flat: set[Hashable] = set()
-    for group, values in graded.items():
+    for values in graded.values():
         if not values:
             counts["empty_groups"] += 1
         elif len(values) == 1:
@@ -93,8 +90,7 @@ def group_counts(
             counts["small_groups"] += 1
         elif min(values) == max(values):
             counts["zero_variance_groups"] += 1
-            flat.add(group)
-    return counts, flat
+    return counts
 
 
 def shuffled(rewards: Mapping[K, float | None], seed: int) -> dict[K, float | None]:

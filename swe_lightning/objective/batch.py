@@ -29,7 +29,7 @@ def build_batch(
 ) -> Batch:
     """One batch of whole groups. `rewards`: every rollout of the batch, None = infrastructure failure.
 
-    Rows of failed rollouts, and of skipped zero-variance groups, are left out and counted. `seed` matters for
+    Rows of failed rollouts, and of groups under skip_zero_variance, are left out and counted. `seed` matters for
     algorithm.shuffle_rewards only. ValueError if a row's rollout has no reward entry.
     """
     unknown = {row.rollout_id for row in rows} - rewards.keys()
@@ -39,8 +39,10 @@ def build_batch(
     ids = list(given)
     keys = [groups[i] for i in ids]
     values = advantages([given[i] for i in ids], keys, algorithm.advantage, algorithm.min_group)
-    counts, flat = group_counts([given[i] for i in ids], keys, algorithm.min_group)
-    skipped = {i for i, key in zip(ids, keys, strict=True) if algorithm.skip_zero_variance and key in flat}
+    counts = group_counts([given[i] for i in ids], keys, algorithm.min_group)
+    teaching = {key for key, value in zip(keys, values, strict=True) if value}
+    silent = {i for i, key, value in zip(ids, keys, values, strict=True) if value is not None and key not in teaching}
+    skipped = silent if algorithm.skip_zero_variance else set()
     advantage = {i: None if i in skipped else value for i, value in zip(ids, values, strict=True)}
     kept = [row for row in rows if advantage[row.rollout_id] is not None]
     for row in kept:

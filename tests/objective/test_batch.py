@@ -63,6 +63,22 @@ def test_zero_variance_groups_are_counted_and_leave_only_on_request() -> None:
     assert total(skip, "g1-0") == pytest.approx(0.5 / 2)
 
 
+def test_skipping_takes_every_group_that_teaches_nothing_and_no_other() -> None:
+    """Alone after a failure, a rollout has no advantage; under the batch's baseline a group of equal rewards has."""
+    groups = {"a": "alone", "x": "alone", "b": "flat", "c": "flat", "d": "mixed", "e": "mixed"}
+    rewards = {"a": 1.0, "x": None, "b": 1.0, "c": 1.0, "d": 1.0, "e": 0.0}
+    rows = [make_row(name, 4) for name in "abcde"]
+    skipping = NO_STD.model_copy(update={"skip_zero_variance": True})
+    batch = build_batch(rows, rewards, groups, skipping)
+    assert [row.rollout_id for row in batch.rows] == ["d", "e"]
+    assert (batch.stats["skipped_rollouts"], batch.stats["infra_failures"]) == (3, 1)
+    assert total(batch, "d") == pytest.approx(0.5 / 2)
+    baseline = skipping.model_copy(update={"advantage": "reinforce_baseline"})
+    whole = build_batch(rows, rewards, groups, baseline)
+    assert [row.rollout_id for row in whole.rows] == list("abcde")
+    assert total(whole, "b") == pytest.approx(0.2 / 5)
+
+
 def test_shuffled_rewards_are_a_control() -> None:
     groups = groups_of(8, 4)
     rewards = {name: float(i % 2) for i, name in enumerate(groups)}

@@ -68,7 +68,7 @@ def test_a5_the_group_is_the_task() -> None:
 def test_a6_a_singleton_gets_zero_and_is_counted(estimator: str) -> None:
     assert advantages([1.0], ["g"], estimator) == [0.0]
     assert advantages([1.0], ["g"], estimator) != [1.0]
-    assert group_counts([1.0], ["g"])[0]["singleton_groups"] == 1
+    assert group_counts([1.0], ["g"])["singleton_groups"] == 1
 
 
 def test_a9_every_step_of_a_rollout_gets_the_advantage_under_its_own_mask() -> None:
