@@ -43,7 +43,7 @@ class Collected:
     infra: Counter[str] = field(default_factory=Counter)
     exit_statuses: Counter[str] = field(default_factory=Counter)
     stale: dict[str, list[str]] = field(default_factory=dict)
-    """Group -> its rollouts, all left out: to be sampled again."""
+    """Group -> its rollouts of every round that came back stale, all left out."""
     without_rows: dict[str, str] = field(default_factory=dict)
     """Rollout -> why it has no row in the batch, in words."""
 
@@ -63,7 +63,8 @@ class Collected:
         self.rewards |= other.rewards
         self.raw_rewards |= other.raw_rewards
         self.groups |= other.groups
-        self.stale |= other.stale
+        for group_id, members in other.stale.items():
+            self.stale.setdefault(group_id, []).extend(members)
         self.without_rows |= other.without_rows
         return self
 

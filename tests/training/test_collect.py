@@ -180,6 +180,15 @@ def test_a_group_that_stays_stale_is_an_error_and_no_endless_loop() -> None:
     assert collector.gate.requeues == {"g": 3}
 
 
+def test_every_round_of_a_stale_group_is_in_the_ledger() -> None:
+    table = {"a": versioned("a", 3), "a-stale1": versioned("a-stale1", 4), "a-stale2": versioned("a-stale2", 5)}
+    planned = [ended("a", Outcome(reward=1.0))]
+    found = gather(lambda wanted: list(wanted), Collector(Calls(table), recipe_with()), planned, version=5)
+    assert found.stale == {"g": ["a", "a-stale1"]}
+    assert found.dropped["rollout:stale"] == 2
+    assert list(found.rewards) == ["a-stale2"]
+
+
 def test_the_shuffled_control_draws_anew_for_every_step_and_seed() -> None:
     names = [f"r{i}" for i in range(12)]
     rollouts = [ended(name, Outcome(reward=float(i % 2)), f"g{i // 4}") for i, name in enumerate(names)]
