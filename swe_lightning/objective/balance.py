@@ -53,6 +53,19 @@ def micro_batches(lengths: Sequence[int], max_tokens: int, *, padded: bool = Tru
     return passes
 
 
+def split_to(passes: Sequence[list[int]], count: int) -> list[list[int]]:
+    """The same rows in at least `count` passes: the largest is halved until there are as many, or only single rows."""
+    passes = [list(one) for one in passes]
+    while len(passes) < count:
+        largest = max(passes, key=len, default=[])
+        if len(largest) < 2:
+            break
+        half = len(largest) // 2
+        passes.append(largest[half:])
+        del largest[half:]
+    return passes
+
+
 def plan(lengths: Sequence[int], ranks: int, max_tokens: int, *, padded: bool = True) -> list[list[list[int]]]:
     """Row indices by rank and micro-batch; PAD where a rank has no row left to fill its last passes."""
     shares = balance(lengths, ranks)
@@ -61,13 +74,5 @@ def plan(lengths: Sequence[int], ranks: int, max_tokens: int, *, padded: bool = 
         passes = micro_batches([lengths[i] for i in share], max_tokens, padded=padded)
         plans.append([[share[i] for i in one] for one in passes])
     steps = max((len(passes) for passes in plans), default=0)
-    for passes in plans:
-        while len(passes) < steps:
-            largest = max(passes, key=len, default=[])
-            if len(largest) > 1:
-                half = len(largest) // 2
-                passes.append(largest[half:])
-                del largest[half:]
-            else:
-                passes.append([PAD])
-    return plans
+    plans = [split_to(passes, steps) for passes in plans]
+    return [passes + [[PAD]] * (steps - len(passes)) for passes in plans]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from swe_lightning.policy.verl_engine import micro_batches
+from swe_lightning.objective.balance import micro_batches
 
 if TYPE_CHECKING:
     from swe_lightning.records import Row

@@ -11,7 +11,7 @@ mask: causal layers never let padding reach a token, and padding is never select
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+from swe_lightning.objective.balance import micro_batches, split_to
 
 MODEL_TYPE = "swe_lightning_lm"
 
@@ -113,30 +115,6 @@ class MaskedHeadEngine(FSDPEngineWithLMHead):
             name: torch.nested.nested_tensor_from_jagged(zeros.index_put((selected,), values), ids.offsets())
             for name, values in results.items()
         }
-
-
-def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Rows cut by length so that rows x longest stays within `budget` tokens; a longer row is a batch of its own."""
-    cuts: list[list[int]] = []
-    for row in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
-        if cuts and (len(cuts[-1]) + 1) * lengths[row] <= budget:
-            cuts[-1].append(row)
-        else:
-            cuts.append([row])
-    return cuts
-
-
-def split_to(cuts: list[list[int]], count: int) -> list[list[int]]:
-    """The same rows in `count` batches, the largest halved until there are as many; ValueError if rows run out."""
-    cuts = [list(one) for one in cuts]
-    while len(cuts) < count:
-        largest = max(cuts, key=len)
-        if len(largest) < 2:
-            raise ValueError(f"{sum(map(len, cuts))} rows cannot make {count} micro-batches")
-        half = len(largest) // 2
-        cuts.append(largest[half:])
-        del largest[half:]
-    return cuts
 
 
 def take_rows(data: TensorDict, rows: list[int]) -> TensorDict:
