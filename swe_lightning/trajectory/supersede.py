@@ -2,7 +2,8 @@
 
 A call is superseded when the same request came again after it had ended and nothing continues its reply. Overlapping
 identical calls and replies that are continued are deliberate samples and stay. Without times nothing is proven, so the
-call stays. Superseded calls are marked and kept in the record; they are never trained.
+call stays; a retry that failed upstream, and so has no ids, is a retry too. Superseded calls are marked and kept in the
+record; they are never trained.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def supersede(calls: Sequence[ModelCall]) -> list[ModelCall]:
 def mark_superseded(calls: Sequence[ModelCall], places: Sequence[Place | None]) -> None:
     """The same for one attempt whose calls are already placed in a prefix tree."""
     same_prompt: dict[int, list[int]] = {}
+    without_ids = [i for i, place in enumerate(places) if place is None]
     for i, place in enumerate(places):
         if place is not None:
             same_prompt.setdefault(id(place.prompt), []).append(i)
@@ -32,7 +34,7 @@ def mark_superseded(calls: Sequence[ModelCall], places: Sequence[Place | None]) 
         i
         for members in same_prompt.values()
         for i in members
-        if len(members) > 1 and any(_asked_again(calls[i], calls[j]) for j in members if j != i)
+        if any(_asked_again(calls[i], calls[j]) for j in (*members, *without_ids) if j != i)
     ]
     if not retried:
         return

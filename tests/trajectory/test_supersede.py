@@ -55,6 +55,17 @@ def test_other_sampling_request_is_not_a_retry() -> None:
     assert marks(calls) == [False, False]
 
 
+def test_a_retry_that_failed_upstream_is_a_retry() -> None:
+    asked, failed = {"messages": ["a"]}, {"trainable": False, "reason": "upstream_error"}
+    calls = [call([1], [2], 0.5, 1, request=asked), call([], [], 2, 3, request=asked, **failed)]
+    assert marks(calls) == [True, False]
+    report = rows_of(calls)
+    assert report.rows == []
+    assert report.dropped == {"call:superseded": 1, "call:upstream_error": 1, "rollout:no_trainable_calls": 1}
+    calls = [call([1], [2], 0.5, 1, request=asked), call([], [], 2, 3, request={"messages": ["b"]}, **failed)]
+    assert marks(calls) == [False, False]
+
+
 def test_without_times_nothing_is_proven() -> None:
     assert marks([call([1], [2]), call([1], [3])]) == [False, False]
 
