@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -20,6 +22,10 @@ from swe_lightning.errors import DataError, MissingPart
 
 BATCH_ROWS = 128
 """Rows of a columnar file that are turned into Python objects at once."""
+PARALLEL_BYTES = 64 << 20
+"""Inputs at least this large (unpacked) are read by several processes."""
+END: Any = object()
+"""The row of a last `Raw` that only says how many lines there were."""
 
 
 class Raw(NamedTuple):
@@ -30,18 +36,37 @@ class Raw(NamedTuple):
     span: tuple[int, int] | None = None
 
 
+class BadLine(ValueError):
+    """A line of a piece that is no row; `number` counts from the start of the piece."""
+
+    def __init__(self, number: int, text: str) -> None:
+        super().__init__(text)
+        self.number = number
+
+
+Reader = Callable[[], Iterator[Raw]]
+
+
+def _undivided(parts: int, least_bytes: int) -> list[Reader]:
+    return []
+
+
 @dataclass(frozen=True)
 class Source:
     """One input: how its rows are read, and how a place in it is called."""
 
     name: str
-    read: Callable[[], Iterator[Raw]]
+    read: Reader
     unit: str = ": row "
     file: Path | None = None
     folder: Path | None = None
     """What a relative `repo_path` is relative to."""
     described: dict[str, Any] = field(default_factory=dict)
     """Which data this is (a hub revision, for example); goes into the report."""
+    divide: Callable[[int, int], list[Reader]] = _undivided
+    """(processes, least bytes) -> readers of pieces in order, for that many processes; none if it is smaller."""
+    spans: bool = False
+    """Rows come with their place in the file."""
 
     def place(self, number: int) -> str:
         return f"{self.name}{self.unit}{number}"
@@ -54,24 +79,69 @@ def open_file(path: Path) -> Source:
     kind = suffixes[-2] if packed and len(suffixes) > 1 else path.suffix.lower()
     folder = path.absolute().parent
     if kind == ".parquet" and not packed:
-        return Source(str(path), lambda: _parquet(path), file=path, folder=folder)
+        return Source(str(path), lambda: _parquet(path), file=path, folder=folder, divide=partial(_row_groups, path))
     if kind == ".json":
         return Source(str(path), lambda: _json(path, packed), file=path, folder=folder)
     if kind in (".jsonl", ".ndjson"):
-        return Source(str(path), lambda: _json_lines(path, packed), unit=":", file=path, folder=folder)
+        lines = Source(str(path), lambda: _json_lines(path, packed), unit=":", file=path, folder=folder)
+        return lines if packed else replace(lines, divide=partial(_stretches, path), spans=True)
     raise DataError(f"{path}: unknown format; use .jsonl, .json (also .gz, .zst) or .parquet")
 
 
 def _json_lines(path: Path, packed: str) -> Iterator[Raw]:
-    offset = 0
-    for number, line in enumerate(_lines(path, packed), 1):
-        if not line.isspace() and line:
+    try:
+        yield from _parsed(_lines(path, packed), None if packed else 0)
+    except BadLine as bad:
+        raise DataError(f"{path}:{bad.number}: {bad}") from bad
+
+
+def _parsed(lines: Iterable[bytes], offset: int | None) -> Iterator[Raw]:
+    """`offset` of the first line, where rows are to come with their place."""
+    for number, line in enumerate(lines, 1):
+        if line and not line.isspace():
             try:
                 row = orjson.loads(line)
             except orjson.JSONDecodeError as error:
-                raise DataError(f"{path}:{number}: not valid JSON ({error})") from error
-            yield Raw(number, row, None if packed else (offset, len(line)))
-        offset += len(line)
+                raise BadLine(number, f"not valid JSON ({error})") from error
+            yield Raw(number, row, None if offset is None else (offset, len(line)))
+        if offset is not None:
+            offset += len(line)
+
+
+def _stretches(path: Path, processes: int, least_bytes: int) -> list[Reader]:
+    size = path.stat().st_size
+    if size < least_bytes:
+        return []
+    return [partial(_stretch, path, *bounds) for bounds in cut(path, max(processes * 4, size >> 25))]
+
+
+def _stretch(path: Path, start: int, end: int) -> Iterator[Raw]:
+    number = 0
+
+    def lines() -> Iterator[bytes]:
+        nonlocal number
+        with path.open("rb", buffering=1 << 20) as stream:
+            left = end - stream.seek(start)
+            while left > 0 and (line := stream.readline()):
+                number += 1
+                left -= len(line)
+                yield line
+
+    yield from _parsed(lines(), start)
+    yield Raw(number, END)
+
+
+def cut(file: Path, parts: int) -> list[tuple[int, int]]:
+    """(start, end) of stretches of whole lines that cover the file."""
+    size = file.stat().st_size
+    starts = [0]
+    with file.open("rb") as stream:
+        for part in range(1, parts):
+            stream.seek(max(size * part // parts - 1, 0))
+            stream.readline()
+            if starts[-1] < stream.tell() < size:
+                starts.append(stream.tell())
+    return list(zip(starts, [*starts[1:], size], strict=True))
 
 
 def _json(path: Path, packed: str) -> Iterator[Raw]:
@@ -121,19 +191,39 @@ def _unpack_zst(stream: BinaryIO) -> Iterator[bytes]:
     yield rest
 
 
-def _parquet(path: Path) -> Iterator[Raw]:
+def _parquet(path: Path, groups: Sequence[int] | None = None) -> Iterator[Raw]:
+    """Rows of these row groups, or of all."""
+    with _readable(path), _arrow().ParquetFile(path) as file:
+        number = 0
+        for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=groups, use_threads=False):
+            for row in rows_of(batch):
+                number += 1
+                yield Raw(number, row)
+
+
+def _row_groups(path: Path, processes: int, least_bytes: int) -> list[Reader]:
+    """A reader for each few row groups: about equally many, so that no process waits long for the others."""
+    with _readable(path), _arrow().ParquetFile(path) as file:
+        count = file.num_row_groups
+        if sum(file.metadata.row_group(n).total_byte_size for n in range(count)) < least_bytes:
+            return []
+    parts = min(processes * 4, count)
+    return [partial(_parquet, path, range(count * n // parts, count * (n + 1) // parts)) for n in range(parts)]
+
+
+def _arrow() -> Any:
     try:
-        import pyarrow.parquet as pq
+        import pyarrow.parquet
     except ImportError as error:
-        raise MissingPart(f"{path}: reading parquet needs pyarrow; pip install 'swe-lightning[swe]'") from error
+        raise MissingPart("reading parquet needs pyarrow; pip install 'swe-lightning[swe]'") from error
+    return pyarrow.parquet
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
     try:
-        with pq.ParquetFile(path) as file:
-            number = 0
-            for batch in file.iter_batches(batch_size=BATCH_ROWS, use_threads=False):
-                for row in rows_of(batch):
-                    number += 1
-                    yield Raw(number, row)
-    except DataError:
+        yield
+    except (DataError, MissingPart):
         raise
     except Exception as error:
         raise DataError(f"{path} is not a readable parquet file: {' '.join(str(error).split())}") from error

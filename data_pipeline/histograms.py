@@ -50,8 +50,15 @@ def share(solved: int, graded: int) -> str:
 
 
 def _bins(labels: Sequence[str], before: Sequence[Any], after: Sequence[Any], label: Callable[[Any], str]) -> Bins:
-    came, stayed = Counter(map(label, before)), Counter(map(label, after))
+    came, stayed = _labelled(before, label), _labelled(after, label)
     return [(name, came[name], stayed[name]) for name in labels]
+
+
+def _labelled(values: Sequence[Any], label: Callable[[Any], str]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for value, count in Counter(values).items():  # far fewer values than rows
+        found[label(value)] += count
+    return found
 
 
 def quartiles(values: Sequence[int]) -> dict[str, int]:

@@ -14,18 +14,22 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from data_pipeline.card import card
-from data_pipeline.plots import draw
+from data_pipeline.plots import FUNNEL, HISTOGRAMS, draw
+from data_pipeline.processes import forked, no_interrupts
 from data_pipeline.report import markdown
 from data_pipeline.store import encode
 from swe_lightning.errors import BusyError, DataError
 
 __all__ = ["OUTPUTS", "describe_inputs", "encode", "holds_result", "owned", "refuse_other_result", "replace_files"]
+DIGEST_BYTES = 8 << 20
+DRAWN_BESIDE_ROWS = 2000
 OUTPUTS = (
     "train.jsonl",
     "val.jsonl",
@@ -47,8 +51,12 @@ def describe_inputs(inputs: Sequence[str], files: Sequence[str], **more: Any) ->
 
 
 def file_digest(file: Path) -> str:
-    with file.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
+    """In large pieces: a thread that hashes beside other work waits for its turn after each."""
+    digest, piece = hashlib.sha256(), memoryview(bytearray(DIGEST_BYTES))
+    with file.open("rb", buffering=0) as f:
+        while size := f.readinto(piece):
+            digest.update(piece[:size])
+    return digest.hexdigest()
 
 
 def holds_result(out: Path) -> bool:
@@ -101,16 +109,32 @@ def write_result(
     def later(text: Callable[[], bytes]) -> Iterator[bytes]:
         yield text()  # asked for when the files before it are written: only then are their digests known
 
-    contents: dict[str, Iterable[bytes]] = {
-        "train.jsonl": _hashed(train, digests["train.jsonl"]),
-        "val.jsonl": _hashed(val, digests["val.jsonl"]),
-        "dropped.jsonl": dropped,
-        **{name: [png] for name, png in draw(report).items()},
-        "card.md": later(lambda: card(report, out, told()).encode()),
-        "report.md": [markdown(report).encode()],
-        "report.json": later(lambda: orjson.dumps({**report, "outputs": told()}, option=orjson.OPT_INDENT_2)),
-    }
-    replace_files(out, contents)
+    with _drawing(report) as pictures:
+        replace_files(
+            out,
+            {
+                "train.jsonl": _hashed(train, digests["train.jsonl"]),
+                "val.jsonl": _hashed(val, digests["val.jsonl"]),
+                "dropped.jsonl": dropped,
+                FUNNEL: later(lambda: pictures()[FUNNEL]),
+                HISTOGRAMS: later(lambda: pictures()[HISTOGRAMS]),
+                "card.md": later(lambda: card(report, out, told()).encode()),
+                "report.md": [markdown(report).encode()],
+                "report.json": later(lambda: orjson.dumps({**report, "outputs": told()}, option=orjson.OPT_INDENT_2)),
+            },
+        )
+
+
+@contextmanager
+def _drawing(report: Mapping[str, Any]) -> Iterator[Callable[[], dict[str, bytes]]]:
+    """Pictures when they are asked for. Beside many rows they are drawn by a process while the rows are written."""
+    if report["train"] + report["val"] < DRAWN_BESIDE_ROWS:
+        yield cache(partial(draw, report))
+        return
+    with forked(1) as pool:
+        with no_interrupts():
+            drawn = pool.submit(draw, report)
+        yield drawn.result
 
 
 def _hashed(lines: Iterable[bytes], digest: Any) -> Iterator[bytes]:

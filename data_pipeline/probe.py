@@ -26,7 +26,6 @@ import orjson
 from data_pipeline.journal import Journal
 from data_pipeline.progress import progress
 from swe_lightning.errors import DataError
-from swe_lightning.rundir import write_atomic
 
 Row = Mapping[str, Any]
 Outcome = bool | None
@@ -270,4 +269,6 @@ def claim(out: Path, identity: str | None, *, fresh: bool) -> None:
         if (out / RUN_NAME).exists():
             shutil.rmtree(out / RUN_NAME)
     if identity is not None:
+        from swe_lightning.rundir import write_atomic  # brings the recipe with it, which most filters do without
+
         write_atomic(out / IDENTITY_FILE, identity)

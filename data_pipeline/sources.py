@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,9 @@ LISTS = ("FAIL_TO_PASS", "PASS_TO_PASS")
 MAX_ISSUE_CHARS = 1_000_000
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*")
 _REPO = re.compile(r"[\w@+-][\w.@+-]*(/[\w@+-][\w.@+-]*)*")
-_CHECKED = tuple(name for name in Task.model_fields if name not in LISTS)
-_TEXTS = tuple(name for name in _CHECKED if Task.model_fields[name].annotation in (str, str | None))
-_OTHERS = tuple(name for name in _CHECKED if name not in _TEXTS)
+_CHECKED = frozenset(Task.model_fields) - set(LISTS)
+_NULLABLE = frozenset(name for name in _CHECKED if Task.model_fields[name].annotation == str | None)
+_OTHERS = frozenset(name for name in _CHECKED - _NULLABLE if Task.model_fields[name].annotation is not str)
 Row = dict[str, Any]
 
 
@@ -114,8 +115,8 @@ def normalise(row: Any, folder: Path | None = None) -> bool:
     """
     if not isinstance(row, dict):
         raise Fault(f"a row must be a JSON object, not {type(row).__name__}")
-    missing = [column for column in REQUIRED if not isinstance(row.get(column), str) or not row[column]]
-    if missing:
+    if not all(isinstance(row.get(column), str) and row[column] for column in REQUIRED):
+        missing = [column for column in REQUIRED if not isinstance(row.get(column), str) or not row[column]]
         raise Fault(f"column {' and '.join(missing)} is missing or not text (has {', '.join(map(str, row))[:300]})")
     _check_names(row)
     changed = _lists(row)
@@ -135,7 +136,13 @@ def normalise(row: Any, folder: Path | None = None) -> bool:
 
 def _check_columns(row: Row) -> None:
     """By the record's own rules; the long lists were checked before, and rows of plain text need no more."""
-    if all(type(row.get(column, "")) is str for column in _TEXTS) and not any(column in row for column in _OTHERS):
+    for column, value in row.items():
+        if type(value) is str:
+            if column in _OTHERS:
+                break
+        elif column in _CHECKED and (value is not None or column not in _NULLABLE):
+            break
+    else:
         return
     try:
         Task.model_validate({column: row[column] for column in _CHECKED if column in row})
@@ -149,8 +156,13 @@ def _check_names(row: Row) -> None:
     name, repo = row["instance_id"], row["repo"]
     if not _ID.fullmatch(name) or ".." in name or len(name) > 250:
         raise Fault(f"instance_id {name[:260]!r} cannot name a branch and a directory")
-    if not _REPO.fullmatch(repo) or ".." in repo or len(repo) > 250:
+    if not _names_repository(repo):
         raise Fault(f"repo {repo[:260]!r} is no name of a repository (OWNER/NAME)")
+
+
+@lru_cache(maxsize=4096)
+def _names_repository(repo: str) -> bool:
+    return _REPO.fullmatch(repo) is not None and ".." not in repo and len(repo) <= 250
 
 
 def _check_issue(statement: Any) -> None:

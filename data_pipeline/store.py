@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import orjson
 
@@ -26,12 +25,40 @@ COLUMNS = ("instance_id", "repo", "package", "role", "image_name", "repo_path", 
 
 
 class Ref(NamedTuple):
-    """Where a row lies. `source` is the input's number, -1 for the temporary file; `changed`: normalised when read."""
+    """Where a row lies. `source`: the input's number, or below 0 a spool's; `changed`: normalised when read."""
 
     source: int
     offset: int
     size: int
     changed: bool
+
+
+class Spool:
+    """An unnamed temporary file of normalised rows. One process writes it, another may read it afterwards."""
+
+    def __init__(self, number: int, stream: BinaryIO) -> None:
+        self.number, self.stream = number, stream
+        self._offset = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Sent to a forked process: the open file went there with the fork."""
+        return _inherited, (self.number, self.stream.fileno())
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        yield
+        self.stream.flush()
+
+    def keep(self, row: Mapping[str, Any]) -> Ref:
+        data = encode(row)
+        ref = Ref(self.number, self._offset, len(data), False)
+        self.stream.write(data)
+        self._offset += len(data)
+        return ref
+
+
+def _inherited(number: int, descriptor: int) -> Spool:
+    return Spool(number, os.fdopen(os.dup(descriptor), "wb", buffering=1 << 20))
 
 
 class RowStore:
@@ -40,7 +67,8 @@ class RowStore:
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = sources
         self._files: dict[int, int] = {}
-        self._spool: Any = None
+        self._spools: list[Spool] = []
+        self._own: Spool | None = None
         self._exit = ExitStack()
 
     def __enter__(self) -> RowStore:
@@ -49,14 +77,15 @@ class RowStore:
     def __exit__(self, *_: object) -> None:
         self._exit.close()
 
+    def new_spool(self) -> Spool:
+        stream = self._exit.enter_context(tempfile.TemporaryFile(dir=home(), buffering=1 << 20))  # noqa: SIM115
+        self._spools.append(Spool(-1 - len(self._spools), cast(BinaryIO, stream)))
+        return self._spools[-1]
+
     def keep(self, row: Mapping[str, Any]) -> Ref:
-        """Write a normalised row to the temporary file."""
-        if self._spool is None:
-            self._spool = self._exit.enter_context(tempfile.TemporaryFile(dir=home()))  # noqa: SIM115
-        data = encode(row)
-        offset = self._spool.tell()
-        self._spool.write(data)
-        return Ref(-1, offset, len(data), False)
+        """Write a normalised row to a temporary file."""
+        self._own = self._own or self.new_spool()
+        return self._own.keep(row)
 
     def row(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """The whole row, normalised."""
@@ -79,14 +108,16 @@ class RowStore:
         return data if data.endswith(b"\n") else data + b"\n"
 
     def _read(self, ref: Ref) -> bytes:
-        if ref.source == -1:
-            self._spool.flush()
-        elif ref.source not in self._files:
+        if ref.source < 0:
+            spool = self._spools[-1 - ref.source]
+            spool.stream.flush()
+            return os.pread(spool.stream.fileno(), ref.size, ref.offset)
+        if ref.source not in self._files:
             file = self._sources[ref.source].file
             assert file is not None
             stream = self._exit.enter_context(file.open("rb", buffering=0))
             self._files[ref.source] = stream.fileno()
-        return os.pread(self._spool.fileno() if ref.source == -1 else self._files[ref.source], ref.size, ref.offset)
+        return os.pread(self._files[ref.source], ref.size, ref.offset)
 
     def _parse(self, data: bytes, facts: Mapping[str, Any]) -> dict[str, Any]:
         try:
@@ -101,7 +132,3 @@ class RowStore:
 
 def encode(row: Mapping[str, Any]) -> bytes:
     return orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS) + b"\n"
-
-
-def file_size(file: Path | None) -> int:
-    return file.stat().st_size if file is not None else 0

@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from data_pipeline import commands, outputs
-from data_pipeline.scan import PARALLEL_BYTES, Rules, cut, scan
+from data_pipeline.files import PARALLEL_BYTES, cut
+from data_pipeline.scan import Rules, scan
 from data_pipeline.sources import open_sources
 from data_pipeline.store import RowStore
 from swe_lightning.errors import BusyError, DataError
@@ -181,3 +182,34 @@ def test_ctrl_c_while_several_processes_read(make_row: Make, tmp_path: Path) -> 
     assert process.returncode == 130, said
     assert "Traceback" not in said
     assert not (tmp_path / "out").exists()
+
+
+def test_row_groups_are_read_by_several_processes(make_row: Make, write_rows: Write, tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    rows = [make_row(n, problem_statement="" if n % 3 == 0 else f"text {n}") for n in range(300)]
+    file = tmp_path / "t.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), file, row_group_size=7)
+
+    def plain(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{k: v for k, v in row.items() if k != "ref"} for row in facts]
+
+    facts, lines = scanned(str(file), parallel_bytes=1 << 40)
+    together, same_lines = scanned(str(file), workers=3, parallel_bytes=0)
+    assert (plain(together), same_lines) == (plain(facts), lines)
+    assert len(lines) == 200
+    rows[222]["repo"] = "../x"
+    pq.write_table(pa.Table.from_pylist(rows), file, row_group_size=7)
+    for options in ({"parallel_bytes": 1 << 40}, {"workers": 3, "parallel_bytes": 0}):
+        with pytest.raises(DataError, match=r"t.parquet: row 223: repo '../x' is no name"):
+            scanned(str(file), **options)
+
+
+def test_blank_lines_count_however_the_file_is_read(make_row: Make, tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    lines = [json.dumps(make_row(n)) for n in range(40)]
+    file.write_text("\n\n \r\n".join(lines) + "\r\n\n\n[1]\n")
+    for options in ({"parallel_bytes": 1 << 40}, {"workers": 2, "parallel_bytes": 0}):
+        with pytest.raises(DataError, match=r"tasks.jsonl:121: a row must be a JSON object, not list"):
+            scanned(str(file), **options)
