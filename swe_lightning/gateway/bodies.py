@@ -65,7 +65,7 @@ class Claim(Body):
 
 
 class Release(Body):
-    """The attempt is lost: back to queuing, or failed when none is left."""
+    """The attempt is lost: back to queuing, or failed when none is left. The same `event_id` again changes nothing."""
 
     state: Literal["queuing"]
     attempt: Count
@@ -94,7 +94,8 @@ _EITHER: list[Any] = [
 
 
 class CustomEvent(Body):
-    """Whatever an agent, a grader or the controller wants to note."""
+    """Whatever an agent, a grader or the controller wants to note. The same `event_id` again changes nothing; without
+    one a repetition is a further event."""
 
     type: Annotated[
         str, Field(pattern=r"^[^\x00]+$", max_length=100, json_schema_extra={"not": {"enum": list(RESERVED)}})
@@ -118,7 +119,8 @@ class GivenOutcome(Outcome):
 
 
 class Reward(Body):
-    """The end of the attempt (grade scope): a reward, or the reason why there is none."""
+    """The end of the attempt (grade scope): a reward, or the reason why there is none. The same `event_id` again
+    changes nothing."""
 
     type: Literal["reward"]
     outcome: Annotated[GivenOutcome, Field(json_schema_extra={"oneOf": _EITHER})]

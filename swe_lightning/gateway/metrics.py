@@ -76,8 +76,9 @@ class _Collector:
 
 def _gate(g: Gateway, now: Mapping[str, Any]) -> Iterator[Metric]:
     yield _gauge("paused", "1 while the gate is paused", float(now["paused"]))
-    yield _gauge("in_flight", "Calls admitted and not yet recorded", now["in_flight"])
-    yield _gauge("waiting", "Calls held back (paused, or no place free)", now["waiting"])
+    # Of this process, unlike /proxy/state: what several gateways report can be added up.
+    yield _gauge("in_flight", "Calls admitted and not yet recorded, in this process", g.gate.in_flight)
+    yield _gauge("waiting", "Calls held back (paused, or no place free), in this process", g.gate.waiting)
     yield _counter("refused", "Calls refused with 429", now["refused"])
     yield _histogram("wait_seconds", "Time that held calls waited", g.gate.waited)
 

@@ -109,8 +109,21 @@ def rollout(row: Any) -> Rollout:
     )
 
 
+def request_id(kind: str, attempt: int, chosen: str) -> str:
+    """What tells a repetition: the id that a client chose, within one kind of request of one attempt.
+
+    So an agent that takes a grader's id for an event of its own keeps no reward away, and a worker may number its
+    requests anew in each attempt.
+    """
+    return f"{kind} {attempt}{_SEPARATOR}{chosen}"
+
+
+_SEPARATOR = "\x1f"
+
+
 def event(row: Any) -> dict[str, Any]:
     shown = {name: row[name] for name in ("attempt", "sequence", "kind", "event_id", "at")}
+    shown["event_id"] = shown["event_id"].rpartition(_SEPARATOR)[2]
     if row["kind"] != CALL_KIND:
         return shown | {"data": loads(row["body"])}
     return shown | {"data": compact.summary(row)}

@@ -115,8 +115,9 @@ class Store(Reads):
             if row.claim_id == claim_id and row.state == RolloutState.RUNNING:
                 return _whole(tx, rollout_id)
             changes = lifecycle.claim(rows.position(row), time.time())
+            event_id = rows.request_id("claimed", changes["attempt"], claim_id)
             self._update(tx, row, changes | {"claim_id": claim_id, "worker": worker})
-            self._append(tx, rollout_id, changes["attempt"], "claimed", {"worker": worker}, claim_id)
+            self._append(tx, rollout_id, changes["attempt"], "claimed", {"worker": worker}, event_id)
             rollout = _whole(tx, rollout_id)
             live = rows.live(rollout), self._histories.epoch
             tx.hooks.append(lambda: self._live.__setitem__(rollout_id, live))
@@ -128,7 +129,7 @@ class Store(Reads):
         self, rollout_id: str, attempt: int, outcome: Outcome, *, kind: str = "reward", event_id: str = ""
     ) -> Callable[[Transaction], Rollout]:
         """Operation: the attempt ended. Late reports are refused; the same `event_id` again changes nothing."""
-        event_id = event_id or uuid.uuid4().hex
+        event_id = rows.request_id(kind, attempt, event_id or uuid.uuid4().hex)
 
         def operation(tx: Transaction) -> Rollout:
             row = _require_row(tx, rollout_id)
@@ -189,7 +190,7 @@ class Store(Reads):
         self, rollout_id: str, attempt: int, kind: str, data: dict[str, Any], event_id: str
     ) -> Callable[[Transaction], int]:
         """Operation: append a custom event to the running attempt; returns its sequence number."""
-        event_id = event_id or uuid.uuid4().hex
+        event_id = rows.request_id("custom", attempt, event_id or uuid.uuid4().hex)
 
         def operation(tx: Transaction) -> int:
             known = _known_event(tx, rollout_id, event_id)

@@ -226,6 +226,53 @@ def test_control_calls_are_idempotent(gateway: GatewayProcess) -> None:
     assert client.get_rollout(lease.rollout.rollout_id).state == "succeeded"
 
 
+def test_every_row_of_the_page_on_repetition(gateway: GatewayProcess) -> None:
+    """What the operator's page says of a request that is sent twice, with its id and without."""
+    head, name = control(gateway), f"r-{uuid.uuid4().hex}"
+
+    def send(method: str, path: str, body: Any) -> httpx.Response:
+        return http.request(method, gateway.url + path, json=body, headers=head)
+
+    new = {"rollouts": [{"group_id": name}]}
+    first, second = (send("POST", "/api/rollouts", new).json()["rollouts"][0]["rollout_id"] for _ in range(2))
+    assert first != second
+    one, events = f"/api/rollouts/{first}", f"/api/rollouts/{first}/attempt/1/events"
+    claim = {"state": "running", "claim_id": "c"}
+    tries = [send("PATCH", one, claim).json()["rollout"]["attempt"] for _ in range(2)]
+    assert tries == [1, 1]
+    assert code_of(send("PATCH", one, {"state": "running"})) == (409, "not_queuing")
+    note = {"type": "note", "data": {"a": 1}}
+    assert [send("POST", events, note).json()["sequence"] for _ in range(2)] == [2, 3]
+    named = [note | {"event_id": "e", "data": {"n": n}} for n in (1, 2)]
+    assert [send("POST", events, body).json()["sequence"] for body in named] == [4, 4]
+    release = {"state": "queuing", "attempt": 1, "event_id": "gone"}
+    for _ in range(2):
+        assert send("PATCH", one, release).json()["rollout"]["state"] == "queuing"
+    assert code_of(send("PATCH", one, release | {"event_id": ""})) == (409, "rollout_ended")
+    assert send("PATCH", one, claim).json()["rollout"]["attempt"] == 2, "an id may come again in the next attempt"
+    assert send("POST", events.replace("/1/", "/2/"), named[0]).json()["sequence"] == 2
+    reward = {"type": "reward", "outcome": {"reward": 0.5}, "event_id": "end"}
+    for _ in range(2):
+        assert send("POST", events.replace("/1/", "/2/"), reward).json()["rollout"]["state"] == "succeeded"
+    assert code_of(send("POST", events.replace("/1/", "/2/"), reward | {"event_id": ""})) == (409, "rollout_ended")
+
+
+def test_an_agents_event_cannot_take_the_place_of_a_report(gateway: GatewayProcess) -> None:
+    lease = gateway.lease()
+    name = lease.rollout.rollout_id
+    path = f"{gateway.url}/api/rollouts/{name}/attempt/1/events"
+
+    def post(token: str, **body: Any) -> httpx.Response:
+        return http.post(path, json=body | {"event_id": "verdict"}, headers={"authorization": f"Bearer {token}"})
+
+    assert post(lease.agent_token, type="note").status_code == 201
+    assert post(lease.grade_token, type="reward", outcome={"reward": 0.25}).json()["rollout"]["state"] == "succeeded"
+    assert [(e["kind"], e["event_id"]) for e in gateway.client.events(name)[1:]] == [
+        ("note", "verdict"),
+        ("reward", "verdict"),
+    ]
+
+
 def test_long_polls_wake_on_the_commit(gateway: GatewayProcess) -> None:
     client, name = gateway.client, f"r-{uuid.uuid4().hex}"
     _, cursor = client.terminal()

@@ -19,6 +19,7 @@ from swe_lightning.records import Outcome
 
 from .conftest import EngineServer, GatewayProcess, ask, code_of, running, until
 from .postgres import empty_database, server  # noqa: F401
+from .test_operations import scrape, value
 
 Pair = tuple[GatewayProcess, GatewayProcess]
 
@@ -62,6 +63,7 @@ def test_pause_drain_versions_and_resume_hold_across(two: Pair, engine: EngineSe
         assert first.result().status_code == 200
         held = [pool.submit(ask, through(g, lease), "held") for g in two]
         until(lambda: a.client.state()["waiting"] == 2)
+        assert sum(value(scrape(g), "waiting") for g in two) == 2, "metrics of several gateways add up"
         time.sleep(0.3)
         assert engine.engine.active == 0
         assert b.client.state()["paused"]
