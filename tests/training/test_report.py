@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import time
 from pathlib import Path
 
 import pytest
@@ -34,4 +35,7 @@ def test_wandb_offline_gets_the_numbers(tmp_path: Path) -> None:
     with Reporter(run, recipe, Console(file=io.StringIO())) as reporter:
         reporter.step(RECORD)
     (offline,) = (tmp_path / "wandb").glob("offline-run-*")
-    assert b"reward_mean" in next(offline.glob("*.wandb")).read_bytes()
+    deadline = time.monotonic() + 30  # wandb's own process writes the file, and may end after finish() returned
+    while b"reward_mean" not in next(offline.glob("*.wandb")).read_bytes():
+        assert time.monotonic() < deadline, "the numbers never reached wandb's file"
+        time.sleep(0.05)
