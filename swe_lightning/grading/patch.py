@@ -26,13 +26,20 @@ from swe_lightning.sandbox import FileState, TreeDiff
 __all__ = ["PatchError", "changes_only", "filter_diff", "filter_patch", "from_patch", "to_patch", "why_protected"]
 
 TEST_CONFIG = {
-    "conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg",
+    "conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "tox.toml", "setup.cfg",
 }  # fmt: skip
 INTERPRETER_HOOKS = ("sitecustomize.py", "usercustomize.py", "*.pth", "*.egg-link", "pyvenv.cfg")
 GENERATED = ("*.pyc", "*.pyo", "*.orig", "*.rej")
 GENERATED_DIRS = {"__pycache__", ".pytest_cache", ".git", ".hypothesis", ".mypy_cache", ".ruff_cache"}
 TEST, LEFT_BEHIND, HARNESS_FILE = "test", "generated", "harness file"
-RUNNER = {"pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "pkg_resources", "setuptools"}
+METADATA_DIRS = ("*.dist-info", "*.egg-info", "EGG-INFO")
+RUNNER = {
+    "pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "pkg_resources", "setuptools", "tox",
+    "exceptiongroup", "tomli", "toml", "typing_extensions", "attr", "attrs", "six", "more_itertools", "atomicwrites",
+    "importlib_metadata", "zipp", "wcwidth", "colorama", "argcomplete", "coverage", "xdist", "execnet", "nose",
+    "hypothesis", "_hypothesis_pytestplugin", "_hypothesis_globals", "mock", "parameterized", "numpy", "pandas",
+}  # fmt: skip
+"""What pytest, its plugins and the assertions of many suites import; a repository that holds one is not concerned."""
 
 
 def why_protected(path: str, task: Task, base: Path | None = None) -> str | None:
@@ -55,6 +62,8 @@ def _why(path: str, task: Task, base: Path | None) -> str | None:
         return "interpreter hook"
     if name in GENERATED_DIRS or any(fnmatch(name, pattern) for pattern in GENERATED):
         return LEFT_BEHIND
+    if any(fnmatch(part, pattern) for part in parts[-2:-1] for pattern in METADATA_DIRS):
+        return "plugin registration" if name == "entry_points.txt" else LEFT_BEHIND
     if _is_test(path, parts, task):
         return TEST
     if path in runner_files(commands_of(task)):
@@ -136,7 +145,7 @@ def sort_out(
         reason = HARNESS_FILE if path in drop else why_protected(path, task, base)
         if reason is None and _hides(path, state, diff, task, base):
             reason = "hides protected files"
-        project = path.split("/", 1)[0] == "pyproject.toml"
+        project = "pyproject.toml" in path.split("/")
         if reason is None and project and not _same_test_settings(path, state, base):
             reason = "test configuration"
         if reason is None:
@@ -172,18 +181,22 @@ def _hides(path: str, state: FileState | None, diff: TreeDiff, task: Task, base:
 
 
 def _same_test_settings(path: str, state: FileState | None, base: Path | None) -> bool:
-    if base is None or state is None or state.symlink or path != "pyproject.toml":
+    if base is None or state is None or state.symlink or not path.endswith("pyproject.toml"):
         return False
-    file = base / "pyproject.toml"
+    file = base / path
     before = file.read_bytes() if file.is_file() else b""
     try:
         return _test_settings(before) == _test_settings(state.data)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, AttributeError, RecursionError):
         return False
 
 
 def _test_settings(data: bytes) -> Any:
-    return tomllib.loads(data.decode()).get("tool", {}).get("pytest")
+    """What pytest and tox read of a pyproject.toml, wherever it lies, and the plugins that it registers."""
+    table = tomllib.loads(data.decode())
+    tools, project = table.get("tool", {}), table.get("project", {})
+    plugins = project.get("entry-points", {}).get("pytest11")
+    return [tools.get("pytest"), tools.get("tox"), plugins, tools.get("poetry", {}).get("plugins", {}).get("pytest11")]
 
 
 def filter_patch(patch: bytes, task: Task, base: Path) -> tuple[bytes, list[str]]:
