@@ -64,8 +64,12 @@ _RUN = re.compile(
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
 
 
-PUBLISHED_ENV = {"PYTHONDONTWRITEBYTECODE": "1", "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-"""A box has no network: pip inside a published set-up fails at once instead of trying."""
+PUBLISHED_ENV = {
+    "PYTHONDONTWRITEBYTECODE": "1", "PYTHONNOUSERSITE": "1",
+    "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+}  # fmt: skip
+"""A box has no network: pip inside a published set-up fails at once instead of trying. A user's site-packages could
+only hold what that set-up, which may run the tree's setup.py, put there."""
 
 OWN_ENV = {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 """The local box holds pytest alone; a task that needs its plugins says so in its test_env."""

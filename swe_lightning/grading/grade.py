@@ -36,7 +36,7 @@ from swe_lightning.sandbox.trees import pristine_tree
 
 __all__ = ["GRADER_VERSION", "Grader", "Verdict", "verdict_key"]
 
-GRADER_VERSION = "2"
+GRADER_VERSION = "3"
 """Part of every remembered verdict's key: raise it when a rule below or the filter changes."""
 
 UNREPEATABLE = ("tests timed out", "the sandbox died")

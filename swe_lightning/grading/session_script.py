@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from swe_lightning.grading.apply_patch import parents
 from swe_lightning.grading.eval_command import EvalCommand
 from swe_lightning.sandbox import FileState, TreeDiff
 
@@ -21,6 +22,8 @@ START = b"swel-start "
 BEGIN, END = b"swel-begin ", b"swel-end "
 PROOF = b"\n--proof--\n"
 _TEST_DIRS = {"tests", "test"}
+_STEERING = ("conftest.py", "pytest.ini", ".pytest.ini", "sitecustomize.py")
+"""Looked for in every directory above a test: what a set-up that runs the tree's code could add."""
 RECORDER_OPTIONS = '-p no:cacheprovider --rootdir="$swel_root" --maxfail=0 --continue-on-collection-errors'
 
 
@@ -61,9 +64,7 @@ def script(name: str, spec: EvalCommand, *, only_files: bool) -> str:
             f'while IFS= read -r -d "" f; do [ -e "$f" ] && swel_args+=("$swel_root/$f"); done < /tmp/{name}/files',
             '[ ${#swel_args[@]} -gt 0 ] || { echo "none of the test files exists"; exit 5; }',
         ]
-    lines += spec.setup
-    if spec.setup:
-        lines.append('cd "$swel_root"')
+    lines += _set_up(name, spec)
     if spec.pytest:
         lines.append(f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}/tmp/{name}/plugin"')
     lines += [
@@ -75,17 +76,36 @@ def script(name: str, spec: EvalCommand, *, only_files: bool) -> str:
     return "\n".join(lines)
 
 
+def _set_up(name: str, spec: EvalCommand) -> list[str]:
+    """The set-up may run code of the tree (setup.py): meanwhile the recorder, which holds the key, is in no file."""
+    if not spec.setup:
+        return []
+    lines = [*spec.setup, 'cd "$swel_root"']
+    if not spec.pytest:
+        return lines
+    folder, file = f"/tmp/{name}/plugin", f"/tmp/{name}/plugin/{name}.py"
+    return [
+        f"swel_plugin=$(<{file}) && rm -rf {folder} || exit 97",
+        *lines,
+        f"(umask 077; rm -rf {folder}; mkdir {folder} && printf '%s\\n' \"$swel_plugin\" > {file}) || exit 97",
+        "unset swel_plugin",
+    ]
+
+
 def collect_script(name: str, files: Sequence[str], since: str) -> str:
     """Name test files whose inode changed since the start (ctime cannot be set back), then print the proof."""
-    folders = {posixpath.dirname(f) for f in files}
-    deep = sorted(d for d in folders if _TEST_DIRS & set(d.split("/")))
-    flat = sorted(d or "." for d in folders - set(deep))
-    finds = []
-    if since and deep:
-        finds.append(f"find {_quoted(deep)} -name '*.py' -newerct @{since} -print -quit")
-    if since and flat:
-        names = r"\( -name 'test*.py' -o -name '*_test.py' -o -name conftest.py \)"
-        finds.append(f"find {_quoted(flat)} -maxdepth 1 {names} -newerct @{since} -print -quit")
+    folders = {posixpath.dirname(f) or "." for f in files}
+    deep = {d for d in folders if _TEST_DIRS & set(d.split("/"))}
+    looks = [
+        (deep, "-name '*.py'"),
+        (folders - deep, f"-maxdepth 1 {_named('test*.py', '*_test.py')}"),
+        ({d for f in folders for d in (f, ".", *parents(f))}, f"-maxdepth 1 {_named(*_STEERING)}"),
+    ]
+    finds = [
+        f"find {_quoted(sorted(places))} {what} -newerct @{since} -print -quit"
+        for places, what in looks
+        if since and places and folders
+    ]
     finds.append(f"printf '\\n--proof--\\n'; cat /tmp/{name}/proof 2>/dev/null; rm -rf /tmp/{name}")
     return " 2>/dev/null; ".join(finds)
 
@@ -102,6 +122,10 @@ def cut(output: bytes, nonce: str) -> tuple[str, bytes, int | None]:
     if not mark or not code.strip().isdigit():
         return at, output, None
     return at, body, int(code)
+
+
+def _named(*patterns: str) -> str:
+    return r"\( " + " -o ".join(f"-name {shlex.quote(p)}" for p in patterns) + r" \)"
 
 
 def _quoted(paths: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from swe_lightning.records import Task
 from swe_lightning.sandbox import FileState, TreeDiff
 from swe_lightning.sandbox.local import LocalBackend
 
-from .conftest import BUG, FIX
+from .conftest import BUG, CLEAN, FIX, make_task
 
 CORE = "calc/core.py"
 BUGGY = BUG[CORE].encode()
@@ -77,6 +77,19 @@ DROPPED: dict[str, tuple[TreeDiff, list[str] | None]] = {
         files(**{"conftest.py/x": b"", "setup.cfg/x.py": b"", "pyproject.toml/x": b"", "tests/test_add.py/x": b""}),
         None,
     ),
+    "settings beside the package": (
+        files(**{
+            "calc/pyproject.toml": b"[tool.pytest.ini_options]\naddopts = '-p calc.cheat'\n",
+            "pyproject.toml": CLEAN["pyproject.toml"].encode() + b"entry-points.pytest11.c = 'calc.core'\n",
+            "tox.toml": b"env_list = []\n",
+        }),
+        None,
+    ),
+    "metadata of a package that is a plugin": (
+        files(**{"c.dist-info/METADATA": b"Name: c\n", "c.dist-info/entry_points.txt": b"[pytest11]\nc = calc.core\n"}),
+        None,
+    ),
+    "libraries of the runner": (files(**{"tomli.py": b"", "attr/__init__.py": b"", "numpy/testing.py": b""}), None),
     "compiled test": (files(**{"tests/__pycache__/test_add.cpython-311.pyc": b"x"}), None),
     "path outside the tree": (files(**{"../../tmp/x.py": b"", "calc/../tests/test_add.py": PASSING_TEST}), None),
 }  # fmt: skip
@@ -136,6 +149,55 @@ ALIVE: dict[str, TreeDiff] = {
 }  # fmt: skip
 
 
+REGISTER = "[m for m in gc.get_objects() if type(m).__name__ == 'PytestPluginManager'][0].register("
+FORGED_BYTECODE = """
+import glob, importlib.util, marshal, os
+import _pytest.assertion.rewrite as rewrite
+file, = glob.glob(os.getcwd() + '/tests/test_add.py')
+digest = importlib.util.source_hash(open(file, 'rb').read())
+os.makedirs('tests/__pycache__', exist_ok=True)
+with open('tests/__pycache__/test_add' + rewrite.PYC_TAIL, 'wb') as f:
+    f.write(importlib.util.MAGIC_NUMBER + bytes([3, 0, 0, 0]) + digest)
+    f.write(marshal.dumps(compile('def test_add(): pass', file, 'exec')))
+"""
+EARLY = {
+    "hook before the session": code(
+        "import gc\nclass Always:\n"
+        "    def pytest_runtest_logreport(self, report): report.outcome, report.longrepr = 'passed', None\n"
+        f"{REGISTER}Always())"
+    ),
+    "hook that claims to be a conftest": code(
+        "import gc\nspace = {}\n"
+        "text = 'class A:\\n def pytest_runtest_logreport(_, report): report.__dict__.update(outcome=\"passed\")'\n"
+        "exec(compile(text, 'tests/conftest.py', 'exec'), space)\n"
+        f"{REGISTER}space['A']())"
+    ),
+    "tests exchanged when collected": code(
+        "import gc\nclass Always:\n    def pytest_collection_modifyitems(self, items):\n"
+        f"        for item in items: item.obj = lambda: None\n{REGISTER}Always())"
+    ),
+    "forged bytecode of a test": code(FORGED_BYTECODE),
+    "assertions taken out when compiled": code(
+        "import _pytest.assertion.rewrite as r\nr.AssertionRewriter.visit_Assert = lambda self, node: []"
+    ),
+    "approximately everything": code(
+        "import pytest\nclass E:\n    def __eq__(self, other): return True\npytest.approx = lambda *a, **k: E()"
+    ),
+    "expected failure in the name of a test file": code(
+        "import pytest\nspace = {'pytest': pytest}\n"
+        "exec(compile('def add(a, b): pytest.xfail(str(a))', 'tests/test_add.py', 'exec'), space)\nadd = space['add']"
+    ),
+}  # fmt: skip
+"""Code that runs when a conftest imports the package: before any test file is read."""
+
+
+@pytest.fixture(scope="module")
+def early_task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    test = "import pytest\nfrom calc import add\n\n\ndef test_add():\n    assert add(2, 3) == pytest.approx(5)\n"
+    clean = {**CLEAN, "tests/conftest.py": "import calc\n", "tests/test_add.py": test}
+    return make_task(tmp_path_factory.mktemp("early") / "calc", clean=clean)
+
+
 def assert_worth_nothing(verdict: Verdict) -> None:
     assert (verdict.resolved, verdict.reward) == (False, 0.0)
     assert verdict.f2p == {"tests/test_add.py::test_add": False}
@@ -155,6 +217,17 @@ def test_runs_and_gains_nothing(grader: Grader, task: Task, name: str) -> None:
     verdict = grader.grade(task, ALIVE[name])
     assert_worth_nothing(verdict)
     assert verdict.dropped_paths == []
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_runs_before_the_tests_are_read_and_gains_nothing(grader: Grader, early_task: Task, name: str) -> None:
+    assert_worth_nothing(grader.grade(early_task, EARLY[name]))
+
+
+def test_a_fix_of_a_package_that_its_conftest_imports(grader: Grader, early_task: Task) -> None:
+    diff = files(**{CORE: FIX, "tests_support/data.py": b"", "calc/pyproject.toml": b"[project]\nname = 'sub'\n"})
+    verdict = grader.grade(early_task, diff)
+    assert (verdict.resolved, verdict.dropped_paths) == (True, [])
 
 
 def test_dropped_files_do_not_spoil_a_real_fix(grader: Grader, task: Task) -> None:

@@ -438,3 +438,42 @@ def test_a_session_that_is_not_proved_passes_nothing_in_containers(
     assert (verdict.resolved, verdict.reward) == (False, 0.0)
     if name == "nonce looked for":
         assert docker_grader.grade(django, {CORE: FileState(ENDINGS[name] + FIXED)}).resolved
+
+
+SETS_UP = SCRIPT.replace("CALC_SETUP=done", "CALC_SETUP=done; python setup.py develop || true")
+PASS_ALL = (
+    "import pytest\n@pytest.hookimpl(hookwrapper=True)\ndef pytest_runtest_makereport(item, call):\n"
+    "    result = yield\n    result.get_result().outcome = 'passed'\n    result.get_result().longrepr = None\n"
+)
+IN_SET_UP = {
+    "recorder rewritten": (
+        f"for f in glob.glob('/tmp/swel_*/plugin/*.py'):\n    open(f, 'a').write(chr(10) + {PASS_ALL!r})\n"
+    ),
+    "module beside the recorder": (
+        "for f in glob.glob('/tmp/swel_*'):\n    os.makedirs(f + '/plugin', exist_ok=True)\n"
+        "    with open(f + '/plugin/sitecustomize.py', 'w') as g:\n"
+        "        g.write('import sys, types; m = types.ModuleType(\"cheat\"); '\n"
+        f"                'exec(' + repr({PASS_ALL!r}) + ', vars(m));'\n"
+        "                'sys.modules[\"cheat\"] = m; import os; os.environ[\"PYTEST_PLUGINS\"] = \"cheat\"')\n"
+    ),
+    "conftest added": f"open('conftest.py', 'w').write({PASS_ALL!r})\n",
+    "settings added": (
+        f"open('cheat.py', 'w').write({PASS_ALL!r})\n"
+        "open('pytest.ini', 'w').write('[pytest]\\naddopts = -p cheat\\n')\n"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_SET_UP)
+def test_a_set_up_that_runs_the_models_code_gains_nothing(row: Task, backend: LocalBackend, name: str) -> None:
+    """`pip install -e .` of a published set-up runs the tree's setup.py before any test."""
+    task = row.model_copy(update={"eval_script": SETS_UP.format(command=PYTEST)})
+    grader = Grader(backend, recipe.Grading(timeout_s=60))
+    verdict = grader.grade(task, {"setup.py": FileState(b"import glob, os\n" + IN_SET_UP[name].encode())})
+    assert (verdict.resolved, any(verdict.f2p.values()), verdict.dropped_paths) == (False, False, [])
+
+
+def test_a_set_up_that_runs_honest_code_does_no_harm(row: Task, backend: LocalBackend) -> None:
+    task = row.model_copy(update={"eval_script": SETS_UP.format(command=PYTEST)})
+    diff: TreeDiff = {"setup.py": FileState(b"open('calc/version.py', 'w').write('1')"), CORE: FileState(FIXED)}
+    assert Grader(backend, recipe.Grading(timeout_s=60)).grade(task, diff).resolved
