@@ -42,7 +42,7 @@ def examine(
     if recipe is not None:
         checks += [("recipe", lambda: _parts(recipe)), ("tasks", lambda: _tasks(recipe))]
         checks += [("model files", lambda: _model_files(recipe))]
-    checks.append(("sandbox", _docker if recipe is not None and recipe.sandbox.backend == "docker" else _sandbox))
+    checks.append(("sandbox", partial(_boxes, recipe)))
     database = store_url or (recipe.store if recipe is not None else None)
     checks += [("store", lambda: _store(run, database)), ("disk", lambda: _disk(run)), ("open files", _open_files)]
     return [_tried(name, check) for name, check in checks]
@@ -103,6 +103,16 @@ def _sandbox() -> str:
     if missing is not None:
         raise missing
     return "a local box runs Python"
+
+
+def _boxes(recipe: Recipe | None) -> str:
+    if recipe is not None and recipe.sandbox.backend == "docker":
+        return _docker()
+    if recipe is not None and recipe.sandbox.backend == "kubernetes":
+        from swe_lightning.sandbox.kubernetes_api import Cluster, said_by
+
+        return said_by(Cluster(recipe.sandbox.kubernetes))
+    return _sandbox()
 
 
 def _docker() -> str:

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from swe_lightning.recipe import SandboxSection
 
 app = typer.Typer(help="Look into sandboxes, check and clean them.", no_args_is_help=True)
 
 BackendName = Annotated[str, typer.Option(help="local, docker or kubernetes.")]
+SectionOf = Annotated[
+    str | None, typer.Option("--recipe", help="Recipe whose sandbox section holds (cluster, namespace, registry).")
+]
+
+
+def _section(backend: str, recipe: str | None) -> SandboxSection:
+    from swe_lightning.recipe import SandboxSection, load_recipe, validated
+
+    given = load_recipe(recipe).sandbox.model_dump() if recipe else {}
+    return validated(SandboxSection, {**given, "backend": backend}, "--backend")
 
 
 @app.command()
@@ -66,7 +79,8 @@ def shell(
 @app.command()
 def check(
     backend: BackendName = "local",
-    image: Annotated[str | None, typer.Option(help="Image to try it in (docker).")] = None,
+    image: Annotated[str | None, typer.Option(help="Image to try it in (docker, kubernetes).")] = None,
+    recipe: SectionOf = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Try the known escapes in a box on this machine and print what happened."""
@@ -74,16 +88,18 @@ def check(
     from rich.table import Table
 
     from swe_lightning.errors import UserError
-    from swe_lightning.recipe import SandboxSection, validated
     from swe_lightning.sandbox import make_backend
     from swe_lightning.sandbox.check import check_host, escape_report
 
-    section = validated(SandboxSection, {"backend": backend, "image": image}, "--backend")
+    section = _section(backend, recipe)
+    section.image = image or section.image
     if backend == "local" and (missing := check_host()) is not None:
         raise missing
-    if backend == "docker" and not image:
-        raise UserError("swel sandbox check --backend docker needs --image, an image with bash and Python")
-    rows = escape_report(make_backend(section), cgroup=True if backend == "docker" else None)
+    if backend != "local" and not section.image:
+        raise UserError(f"swel sandbox check --backend {backend} needs --image, an image with bash and Python")
+    made = make_backend(section)
+    rows = escape_report(made, cgroup=None if backend == "local" else True, interface=backend == "kubernetes")
+    made.close()
     if as_json:
         typer.echo(json.dumps([{"attack": n, "stopped": ok, "detail": d} for n, ok, d in rows], indent=2))
     else:
@@ -98,18 +114,20 @@ def check(
 @app.command()
 def gc(
     label: Annotated[str | None, typer.Option(help="Only boxes with this label.")] = None,
-    backend: Annotated[str | None, typer.Option(help="Default: local, and docker if a daemon answers.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="local, docker or kubernetes. Default: local, and docker if a daemon answers.")
+    ] = None,
+    recipe: SectionOf = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Remove what crashed runs left behind."""
     from swe_lightning.errors import MissingPart
-    from swe_lightning.recipe import SandboxSection, validated
     from swe_lightning.sandbox import make_backend
 
     removed = {}
     for name in [backend] if backend else ["local", "docker"]:
         try:
-            removed[name] = make_backend(validated(SandboxSection, {"backend": name}, "--backend")).gc(label)
+            removed[name] = make_backend(_section(name, recipe)).gc(label)
         except MissingPart:
             if backend:
                 raise

@@ -127,3 +127,7 @@ class Backend(Protocol):
     def gc(self, label: str | None = None) -> int:
         """Remove what dead owners left behind (all labels, or one); returns how many sandboxes."""
         ...
+
+    def close(self) -> None:
+        """Let go of what serves all boxes (connections, probes). Boxes have to be destroyed before."""
+        ...

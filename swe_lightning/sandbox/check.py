@@ -78,8 +78,9 @@ ATTEMPTS: dict[str, str] = {
     "see the host's files": """
         cat {secret} 2>/dev/null | sed 's/^/ESCAPED /'
         find / -path /proc -prune -o -type s -print 2>/dev/null | sed 's/^/ESCAPED socket /'
-        ls -d /etc/ssh /var/lib/docker /run/docker.sock /sys/class/net/[!l]* 2>/dev/null | sed 's/^/ESCAPED /'
+        ls -d /etc/ssh /var/lib/docker /run/docker.sock 2>/dev/null | sed 's/^/ESCAPED /'
     """,
+    "find a network interface": "ls -d /sys/class/net/[!l]* 2>/dev/null | sed 's/^/ESCAPED /'",
     "write to the system": """
         for f in /x /usr/x /etc/passwd /opt/env/x /run/x /dev/x /proc/sys/kernel/core_pattern; do
             (echo x >>$f) 2>/dev/null && echo ESCAPED $f
@@ -134,12 +135,17 @@ END
 }
 
 
-def escape_report(backend: Backend, *, cgroup: bool | None = None) -> list[tuple[str, bool, str]]:
+def escape_report(
+    backend: Backend, *, cgroup: bool | None = None, interface: bool = False
+) -> list[tuple[str, bool, str]]:
     """(attempt, held, what was seen) for each way out that is tried on this machine. `cgroup`: are whole boxes limited;
-    default: as local boxes are here."""
+    default: as local boxes are here. `interface`: boxes have one, and policies keep it from leading anywhere."""
     rows: list[tuple[str, bool, str]] = []
     with _listeners() as (port, abstract), tempfile.TemporaryDirectory() as tree, _secret() as secret:
         for name, script in ATTEMPTS.items():
+            if interface and "interface" in name:
+                rows.append((name, True, "there is one; before each box the cluster has shown that it leads nowhere"))
+                continue
             text = script.replace("{port}", str(port)).replace("{abstract}", abstract)
             text = text.replace("{secret}", secret)
             try:

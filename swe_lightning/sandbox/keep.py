@@ -46,6 +46,9 @@ class KeepingBackend:
     def gc(self, label: str | None = None) -> int:
         return self.backend.gc(label)
 
+    def close(self) -> None:
+        self.backend.close()
+
 
 class KeptSandbox:
     def __init__(self, box: Sandbox, tree: Path, files: Mapping[str, bytes], place: Path) -> None:

@@ -11,6 +11,7 @@ output. Whatever happens to the owner, the box ends: by the wire's patience, by 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
@@ -36,12 +37,11 @@ from swe_lightning.sandbox.boxside.wire import pack
 from swe_lightning.sandbox.bundle import IN_BOX, launch
 from swe_lightning.sandbox.client import CommandClient, check_relative
 from swe_lightning.sandbox.hardening import ENVIRONMENT, cluster_name
-from swe_lightning.sandbox.kubernetes_api import ApiError, Cluster, retrying
+from swe_lightning.sandbox.kubernetes_api import OURS, ApiError, Cluster, retrying
 from swe_lightning.sandbox.kubernetes_isolation import Isolation
 from swe_lightning.sandbox.kubernetes_line import ExecStream, Line
 from swe_lightning.sandbox.kubernetes_manifests import (
     ENDED_TTL_S,
-    MANAGED,
     OWNER,
     RAW_LABEL,
     UIDS,
@@ -63,7 +63,6 @@ KEEP_ALIVE_S = 20.0
 REASON_PATIENCE_S = 8.0
 """How long a node may take to report why a container ended."""
 LAY_BYTES = 2 << 20
-OURS = ",".join(f"{k}={v}" for k, v in MANAGED.items())
 
 
 class KubernetesSandbox:
@@ -317,6 +316,7 @@ class _Connected:
         self.isolation = Isolation(self.cluster, section, self.owner)
         self.lines: weakref.WeakSet[Line] = weakref.WeakSet()
         self._done = threading.Event()
+        atexit.register(self.isolation.close)
         threading.Thread(target=self._keep_alive, name="kubernetes-lines", daemon=True).start()
 
     def _keep_alive(self) -> None:
@@ -326,6 +326,7 @@ class _Connected:
 
     def close(self) -> None:
         self._done.set()
+        atexit.unregister(self.isolation.close)
         self.isolation.close()
         self.cluster.close()
 

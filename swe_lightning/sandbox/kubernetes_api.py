@@ -31,6 +31,8 @@ RETRIED = {408, 429, 500, 502, 503, 504}
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+OURS = "app.kubernetes.io/managed-by=swe-lightning"
+"""Selects what this project makes."""
 PATHS = {"jobs": "apis/batch/v1", "pods": "api/v1", "networkpolicies": "apis/networking.k8s.io/v1"}
 
 
@@ -166,6 +168,15 @@ def configuration(section: KubernetesSection) -> tuple[client.Configuration, str
     chosen = next((c for c in contexts if c["name"] == section.context), active)
     namespace = section.namespace or (chosen or {}).get("context", {}).get("namespace") or "default"
     return found, namespace, f"{(chosen or {}).get('name', '')} ({found.host})"
+
+
+def said_by(cluster: Cluster) -> str:
+    """One line that proves that it answers this account; SwelError in one sentence else."""
+    try:
+        found = retrying(cluster, "no cluster", lambda: cluster.find("jobs", OURS), time.monotonic())
+        return f"the cluster {cluster.where} answers; {len(found)} sandboxes in namespace {cluster.namespace}"
+    finally:
+        cluster.close()
 
 
 def retrying(cluster: Cluster, what: str, call: Callable[[], T], until: float) -> T:

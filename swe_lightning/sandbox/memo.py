@@ -83,6 +83,9 @@ class RememberingBackend:
     def gc(self, label: str | None = None) -> int:
         return self.backend.gc(label)
 
+    def close(self) -> None:
+        self.backend.close()
+
 
 class RememberingSandbox:
     """`_state` is the tree now; the real box, if there is one, may lag behind it at `_box_state`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from swe_lightning.errors import SandboxLost, SandboxStartError
 from swe_lightning.sandbox import Backend, Limits, Sandbox
+from swe_lightning.sandbox.kubernetes import KubernetesSandbox
 from swe_lightning.sandbox.local import LocalSandbox
 
 
@@ -183,6 +185,10 @@ def kill_server(box: Sandbox) -> None:
     """From outside, as the kernel or a person could."""
     if isinstance(box, LocalSandbox):
         os.kill(host_pid(box), 9)
+    elif isinstance(box, KubernetesSandbox):
+        box._owner._connected().cluster.delete("pods", box.pod)
+        with contextlib.suppress(SandboxLost):
+            box.run("sleep 30", timeout_s=40)  # until its node has noticed
     else:
         from swe_lightning.sandbox.docker_engine import connect
 
