@@ -5,12 +5,11 @@ Each returns a small dict for `--json` and prints nothing itself, so the command
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from swe_lightning.errors import DataError, UserError
+from swe_lightning.errors import UserError
 
 
 def synth(
@@ -82,42 +81,30 @@ def _refuse_unknown_kinds(kinds: Sequence[str]) -> None:
 
 
 def stats(*, inputs: Sequence[str]) -> dict[str, Any]:
-    """Counts of a task file: rows, repositories, tests per task, issue lengths, kinds of bugs, roles."""
-    from data_pipeline.report import bug_kind
-    from data_pipeline.sources import read_rows
+    """Counts of task files or output directories: rows, repositories, tests per task, issue lengths, kinds of bugs."""
+    from data_pipeline import look
 
-    rows = read_rows(inputs)
-    tests = sorted(len(row["FAIL_TO_PASS"]) + len(row["PASS_TO_PASS"]) for row in rows)
-    lengths = sorted(len(row.get("problem_statement") or "") for row in rows)
-    return {
-        "rows": len(rows),
-        "empty_issue": sum(not (row.get("problem_statement") or "").strip() for row in rows),
-        "repositories": dict(Counter(row["repo"] for row in rows).most_common()),
-        "kinds": dict(Counter(bug_kind(row) for row in rows).most_common()),
-        "roles": dict(Counter(str(row["role"]) for row in rows if row.get("role"))),
-        "tests_per_task": _quartiles(tests),
-        "issue_chars": _quartiles(lengths),
-    }
+    return look.stats([look.open_set(name) for name in inputs])
 
 
 def show(*, inputs: Sequence[str], instance_id: str) -> dict[str, Any]:
-    """One row. DataError with close names if the id is unknown."""
-    import difflib
-
-    from data_pipeline.sources import read_rows
-
-    rows = {row["instance_id"]: row for row in read_rows(inputs)}
-    if instance_id in rows:
-        return rows[instance_id]
-    close = difflib.get_close_matches(instance_id, rows, n=3, cutoff=0.4) or list(rows)[:3]
-    raise DataError(f"no task {instance_id} in {', '.join(inputs)}; for example {', '.join(close)}")
+    """One row. DataError with its reason if it left, or with close names if the id is unknown."""
+    return find(inputs=inputs, instance_id=instance_id)[1]
 
 
-def _quartiles(values: Sequence[int]) -> dict[str, int]:
-    last = len(values) - 1
-    return {
-        name: values[last * part // 4] for name, part in (("min", 0), ("q1", 1), ("median", 2), ("q3", 3), ("max", 4))
-    }
+def find(*, inputs: Sequence[str], instance_id: str) -> tuple[str, dict[str, Any]]:
+    """The same with the side it is on."""
+    from data_pipeline import look
+
+    return look.find([look.open_set(name) for name in inputs], instance_id)
+
+
+def diff(*, before: str, after: str) -> dict[str, Any]:
+    """What differs between two task files or output directories; see compare.py."""
+    from data_pipeline.compare import compare
+    from data_pipeline.look import open_set
+
+    return compare(open_set(before), open_set(after))
 
 
 def filter(

@@ -249,20 +249,53 @@ def _identity(timeout_s: float) -> str:
     return f"grader {GRADER_VERSION}, {timeout_s:g} s"
 
 
-@app.command()
-def stats(inputs: Input, as_json: AsJson = False) -> None:
-    """Count a task file: repositories, tests per task, issue lengths, kinds of bugs."""
-    from data_pipeline import commands
-
-    _print(commands.stats(inputs=inputs), as_json)
+LookInput = Annotated[
+    list[str], typer.Option("--input", help="Task file, hub data set, or a directory that swel data wrote. Repeatable.")
+]
 
 
 @app.command()
-def show(instance_id: str, inputs: Input, as_json: AsJson = False) -> None:
-    """Show one task."""
+def stats(inputs: LookInput, as_json: AsJson = False) -> None:
+    """Count a task file or an output: repositories, tests per task, issue lengths, kinds of bugs, funnel."""
     from data_pipeline import commands
 
-    _print(commands.show(inputs=inputs, instance_id=instance_id), as_json)
+    counts = commands.stats(inputs=inputs)
+    _view(counts, as_json, "stats_view", counts)
+
+
+@app.command()
+def show(instance_id: str, inputs: LookInput, as_json: AsJson = False) -> None:
+    """Show one task: issue, patch, tests; or why it left."""
+    from data_pipeline import commands
+
+    side, row = commands.find(inputs=inputs, instance_id=instance_id)
+    _view(row, as_json, "task_view", side, row)
+
+
+@app.command()
+def diff(
+    before: Annotated[str, typer.Argument(metavar="A", help="Task file, hub data set or output directory.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="The other one.")],
+    as_json: AsJson = False,
+) -> None:
+    """Compare two task sets: tasks added, removed, moved or changed, what each stage took out. Exit 1: they differ."""
+    from data_pipeline import commands
+
+    found = commands.diff(before=before, after=after)
+    _view(found, as_json, "diff_view", found)
+    if not found["same"]:
+        raise typer.Exit(1)
+
+
+def _view(data: dict[str, Any], as_json: bool, view: str, *parts: Any) -> None:
+    if as_json:
+        typer.echo(json.dumps(data, indent=2, default=str))
+        return
+    from rich.console import Console
+
+    from data_pipeline import views
+
+    Console().print(getattr(views, view)(*parts))
 
 
 def _print(data: dict[str, Any], as_json: bool) -> None:
