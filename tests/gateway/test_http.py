@@ -303,6 +303,17 @@ def test_long_polls_wake_on_the_commit(gateway: GatewayProcess) -> None:
     assert client.list_rollouts(state="queuing", group_id="nothing", wait_s=0.2) == []
 
 
+def test_spellings_of_an_attempt_go_with_it(gateway: GatewayProcess) -> None:
+    lease = gateway.lease()
+    before = gateway.client.state()["tables"]["spellings"]
+    url = lease.base_url.replace("/openai/v1", "/anthropic/v1/messages")
+    body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+    assert http.post(url, json=body, headers={"x-api-key": lease.agent_token}).status_code == 200
+    assert gateway.client.state()["tables"]["spellings"] == before + 1
+    gateway.client.report(lease.rollout.rollout_id, 1, Outcome(reward=1.0))
+    until(lambda: gateway.client.state()["tables"]["spellings"] == before)
+
+
 def test_metrics_and_health(gateway: GatewayProcess) -> None:
     ask(gateway.lease())
     assert http.get(f"{gateway.url}/healthz").json() == {"status": "ok"}

@@ -76,6 +76,14 @@ def test_pause_drain_versions_and_resume_hold_across(two: Pair, engine: EngineSe
     until(lambda: a.client.state()["in_flight"] == 0)
 
 
+def test_a_model_removed_at_one_gateway_is_gone_at_the_other(two: Pair, engine: EngineServer) -> None:
+    a, b = two
+    a.client.register_model("http://127.0.0.1:9", version=3, name="second")
+    until(lambda: {m["url"]: m["name"] for m in b.client.models()}.get("http://127.0.0.1:9") == "second")
+    b.client.delete_model("http://127.0.0.1:9")
+    until(lambda: [m["url"] for m in a.client.models()] == [engine.url], 10)
+
+
 def test_global_and_rollout_limits_hold_across(two: Pair, engine: EngineServer) -> None:
     a, b = two
     leases = [a.lease() for _ in range(6)]
@@ -118,7 +126,7 @@ def test_a_killed_gateway_gives_its_places_back_when_it_is_started_again(two: Pa
         time.sleep(0.5)
         assert not waiting.done()
         a.start()
-        assert waiting.result().status_code == 200
+        assert waiting.result(timeout=5).status_code == 200, "at once, and not only when the lease is over"
 
 
 def test_a_long_poll_hears_what_the_other_gateway_committed(two: Pair) -> None:

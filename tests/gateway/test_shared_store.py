@@ -10,8 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from swe_lightning.gateway import compact
+from swe_lightning.gateway.database import as_problem
 from swe_lightning.gateway.problems import Problem
 from swe_lightning.gateway.store import Store
 from swe_lightning.gateway.writer import Transaction
@@ -117,6 +119,26 @@ def test_what_ended_through_the_other_gateway_is_late(pair: tuple[Store, Store])
         a.writer.call(a.record_call(call("r", [1], [2])))
     assert b.writer.call(b.claim("r", "w2", "")).attempt == 2
     assert a.writer.call(a.record_call(call("r", [1], [2], attempt=2))) == 2
+
+
+def test_what_others_committed_empties_the_cache_of_running_attempts(pair: tuple[Store, Store]) -> None:
+    """So a late call is refused before a model server is asked, and what this gateway did itself costs nothing."""
+    a, b = pair
+    create(a, "r")
+    a.writer.call(a.claim("r", "w", ""))
+    a.heard(2)
+    assert a.cached_live("r", 1) is not None
+    b.writer.call(b.report("r", 1, Outcome(reward=1.0)))
+    a.heard(3)
+    assert a.cached_live("r", 1) is None
+
+
+def test_a_full_disk_of_the_database_server_is_507() -> None:
+    errors = pytest.importorskip("psycopg.errors", reason="needs the [postgres] extra")
+    full = errors.DiskFull("could not extend file: No space left on device")
+    problem = as_problem(sa.exc.OperationalError("INSERT", {}, full))
+    assert isinstance(problem, Problem)
+    assert (problem.status, problem.code) == (507, "store_full")
 
 
 def test_the_completion_log_never_shows_a_later_entry_first(pair: tuple[Store, Store]) -> None:

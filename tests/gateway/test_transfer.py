@@ -102,6 +102,22 @@ def test_sqlite_to_postgres_and_back_and_then_on(database: str, tmp_path: Path) 
         store.close()
 
 
+def test_an_export_is_one_snapshot_and_holds_no_key(database: str, tmp_path: Path) -> None:  # noqa: F811
+    for store in (opened(tmp_path, "a"), Store(database, linger_s=0)):
+        record(store, some_calls(), {}, None)
+        store.belong_to("fingerprint")
+        whole = lines_of(store)
+        lines = transfer.export(store.engine)
+        begun = [next(lines) for _ in range(2)]
+        late = [Rollout(rollout_id="late", group_id="g", task={"new": 1})]
+        store.writer.call(store.create_rollouts(late))
+        store.writer.call(store.set_meta("late", "1"))
+        assert [*begun, *lines] == whole
+        assert b"fingerprint" not in b"".join(whole)
+        assert len(lines_of(store)) == len(whole) + 3
+        store.close()
+
+
 def test_a_file_that_is_cut_or_changed_imports_nothing(tmp_path: Path) -> None:
     a, b = opened(tmp_path, "a"), opened(tmp_path, "b")
     record(a, some_calls(), {"k": "v"}, None)
