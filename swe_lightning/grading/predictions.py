@@ -20,13 +20,20 @@ def read_predictions(path: Path) -> dict[str, bytes]:
     try:
         data = json.loads(text)
         items = [data] if isinstance(data, dict) and "instance_id" in data else data
-        rows = list(items.values()) if isinstance(items, dict) else items
+        rows = [_named(i, row) for i, row in items.items()] if isinstance(items, dict) else items
     except json.JSONDecodeError:
         rows = [_json_line(path, n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if rows == []:
+        raise DataError(f"{path} holds no predictions")
     try:
         return {row["instance_id"]: encode(row.get("model_patch") or "") for row in rows}
     except (TypeError, KeyError, AttributeError) as error:
         raise DataError(f"{path} is not a predictions file: every row needs instance_id and model_patch") from error
+
+
+def _named(instance_id: str, row: Any) -> dict[str, Any]:
+    """One entry of an object by instance id: a row, which need not repeat the id, or the patch itself."""
+    return {"instance_id": instance_id, **(row if isinstance(row, dict) else {"model_patch": row})}
 
 
 def encode(text: str) -> bytes:

@@ -26,6 +26,7 @@ from swe_lightning.grading.commands import (
     with_versions,
 )  # fmt: skip
 from swe_lightning.grading.flaky import KNOWN_FLAKY
+from swe_lightning.grading.predictions import read_predictions
 from swe_lightning.grading.sheet import GradeRow, Sheet
 from swe_lightning.records import InfraReason, Task
 from swe_lightning.sandbox import FileState, Limits
@@ -240,3 +241,18 @@ def test_versions_come_from_a_file_where_the_row_has_none(task: Task, tmp_path: 
     assert with_it.model_dump()["version"] == "1.9"
     (kept,) = with_versions([with_it.model_copy(update={"version": "3.0"})], file)
     assert kept.model_dump()["version"] == "3.0"
+
+
+@pytest.mark.parametrize("entry", [{"model_patch": "p"}, "p", {"instance_id": "a", "model_patch": "p"}])
+def test_predictions_by_instance_id(tmp_path: Path, entry: object) -> None:
+    file = tmp_path / "p.json"
+    file.write_text(json.dumps({"a": entry}))
+    assert read_predictions(file) == {"a": b"p"}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "\n"])
+def test_a_predictions_file_without_predictions_is_a_mistake(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "p.json"
+    file.write_text(text)
+    with pytest.raises(DataError, match="no predictions"):
+        read_predictions(file)
