@@ -249,6 +249,10 @@ class TrainWorker:
         import torch
         from verl.utils import tensordict_utils as tu
 
+        for row in rows:
+            if row.mask[0]:
+                raise DataError(f"a row of rollout {row.rollout_id} trains its first token, which nothing predicts")
+
         lengths = torch.tensor([len(row.ids) for row in rows])
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 

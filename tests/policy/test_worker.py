@@ -433,6 +433,10 @@ def test_sft_learns_and_leaves_a_fresh_optimizer(model_dir: Path) -> None:
 def test_user_mistakes_are_one_sentence(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="holds no model"):
         TrainWorker(tmp_path, training(), Algorithm())
+    (row,) = rollouts(1)
+    row.mask[0] = 1
+    with pytest.raises(DataError, match="r0 trains its first token"):
+        TrainWorker(model_dir, training(), Algorithm()).logprobs([row])
     with pytest.raises(DataError, match="reference=True"):
         TrainWorker(model_dir, training(), Algorithm(kl_coef=0.1))
     monkeypatch.setitem(sys.modules, "verl", None)
