@@ -143,7 +143,8 @@ def _by_rule(name: str, left: Sequence[Facts]) -> Rejected:
 def _rules(settings: FilterSettings) -> Rules:
     chosen = stages.choose(settings.preset, settings.add, settings.skip)
     names = tuple(stage.name for stage in chosen if stage.row)
-    return Rules(names, settings.test_cap, digests=bool(settings.eval_set))
+    compared = any(stage.name == "duplicate_issue" for stage in chosen)
+    return Rules(names, settings.test_cap, digests=bool(settings.eval_set), sketches=compared)
 
 
 def _evaluation_set(names: Sequence[str]) -> EvaluationSet | None:

@@ -37,6 +37,8 @@ class Rules:
     test_cap: int
     digests: bool = False
     """Note a digest of the issue text, for the comparison with an evaluation set."""
+    sketches: bool = False
+    """Note a sketch of the issue text, for the comparison with each other."""
 
     def facts(self, row: dict[str, Any]) -> Facts:
         facts: Facts = {column: row[column] for column in COLUMNS if row.get(column)}
@@ -57,6 +59,10 @@ class Rules:
             facts["changed"] = True
         if self.digests and facts["issue_chars"]:
             facts["issue_digest"] = issue_digest(row["problem_statement"])
+        if self.sketches:
+            from data_pipeline.stages.duplicates import sketch  # numpy's work, which the paper's preset does without
+
+            facts["sketch"] = sketch(row.get("problem_statement") or "")
         return facts
 
 

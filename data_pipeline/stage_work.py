@@ -62,7 +62,7 @@ class StageWork:
         return self._evaluation.overlap(left, repositories=self._settings.preset == "strict")
 
     def _duplicate_issue(self, left: Sequence[Facts]) -> Rejected:
-        from data_pipeline.stages.duplicates import duplicate_issues  # numpy: the paper's preset does without
+        from data_pipeline.stages.duplicates import duplicate_issues
 
         with progress("duplicates", len(left)) as meter:
             text = lambda row: self._store.row(row).get("problem_statement") or ""  # noqa: E731

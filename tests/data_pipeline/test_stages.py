@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -166,6 +167,24 @@ def test_no_near_duplicate_is_missed_and_none_is_invented(base: list[int], place
     share = jaccard(shingles(texts[0]), shingles(texts[1]))
     found = duplicate_issues([{"instance_id": "0"}, {"instance_id": "1"}], lambda row: texts[int(row["instance_id"])])
     assert bool(found) is (share >= THRESHOLD)
+
+
+@given(
+    st.lists(
+        st.sampled_from(["ab", "ba", "a_b", "é", "ÉA", "x" * 300, "x" * 556, "日本", "7", " ", "\u2014", "\xa0", "'"])
+    )
+)
+def test_shingles_are_those_of_the_words(pieces: list[str]) -> None:
+    """Beside Python's own: as many different ones, and as many shared with a text that lacks the last piece."""
+    texts = ["-".join(pieces), "-".join(pieces[:-1])]
+
+    def spelled(text: str) -> set[tuple[str, ...]]:
+        words = re.findall(r"\w+", text.lower())
+        return {tuple(words[n : n + 5]) for n in range(max(len(words) - 4, 1))}
+
+    one, other = (spelled(text) for text in texts)
+    assert [len(shingles(text)) for text in texts] == [len(one), len(other)]
+    assert jaccard(*map(shingles, texts)) == len(one & other) / len(one | other)
 
 
 def test_every_repository_is_asked_once(make_row: Make, tmp_path: Path) -> None:
