@@ -214,12 +214,12 @@ def reject_by_difficulty(
 ) -> tuple[dict[int, tuple[str, str]], dict[str, str]]:
     """What leaves ({index: (reason, evidence)}) and the class of every row."""
     classes = {row["instance_id"]: classify(results.get(row["instance_id"], ()), k) for row in rows}
-    unsolved = [i for i, row in enumerate(rows) if classes[row["instance_id"]] == "none_solved"]
+    unsolved = sorted(name for name, kind in classes.items() if kind == "none_solved")  # whatever order rows came in
     kept = set(random.Random(seed).sample(unsolved, min(keep_none, len(unsolved))))
     rejected = {}
     for index, row in enumerate(rows):
         kind = classes[row["instance_id"]]
-        if kind in ("all_solved", "undecided") or (kind == "none_solved" and index not in kept):
+        if kind in ("all_solved", "undecided") or (kind == "none_solved" and row["instance_id"] not in kept):
             outcomes = results.get(row["instance_id"], ())
             solved, graded = sum(o is True for o in outcomes), sum(o is not None for o in outcomes)
             rejected[index] = (kind, f"{solved} of {graded} graded rollouts solved it ({len(outcomes)} run)")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -155,37 +157,38 @@ def filter_tasks(
         from swe_lightning.evaluation.probing import make_prober
 
         prober = make_prober(probe_recipe, probe_set or [], probe_model, out)
-    report = commands.filter(
-        inputs=inputs,
-        out=out,
-        preset=preset,
-        stages=stage or [],
-        skip=skip or [],
-        seed=seed,
-        hub_split=hub_split,
-        stream=stream,
-        test_cap=test_cap,
-        eval_set=eval_set or [],
-        branches=Path(branches) if branches and branches != "images" else None,
-        of_image=_branches_of_image if branches == "images" else None,
-        validations=validate_runs,
-        grade=_grade(timeout_s) if validate_runs else None,
-        grade_identity=_identity(timeout_s),
-        workers=workers,
-        probe_results=probe_results,
-        rollouts=prober,
-        probe_identity=prober.identity if prober else None,
-        k=k,
-        keep_none_solved=keep_none_solved,
-        split=split,
-        val_size=val_size,
-        held_out_repos=held_out_repo or [],
-        overwrite=overwrite,
-        also=[
-            *(["--branches", "images"] if branches == "images" else []),
-            *(["--timeout-s", f"{timeout_s:g}"] if validate_runs else []),
-        ],
-    )
+    with _goes_on():
+        report = commands.filter(
+            inputs=inputs,
+            out=out,
+            preset=preset,
+            stages=stage or [],
+            skip=skip or [],
+            seed=seed,
+            hub_split=hub_split,
+            stream=stream,
+            test_cap=test_cap,
+            eval_set=eval_set or [],
+            branches=Path(branches) if branches and branches != "images" else None,
+            of_image=_branches_of_image if branches == "images" else None,
+            validations=validate_runs,
+            grade=_grade(timeout_s) if validate_runs else None,
+            grade_identity=_identity(timeout_s),
+            workers=workers,
+            probe_results=probe_results,
+            rollouts=prober,
+            probe_identity=prober.identity if prober else None,
+            k=k,
+            keep_none_solved=keep_none_solved,
+            split=split,
+            val_size=val_size,
+            held_out_repos=held_out_repo or [],
+            overwrite=overwrite,
+            also=[
+                *(["--branches", "images"] if branches == "images" else []),
+                *(["--timeout-s", f"{timeout_s:g}"] if validate_runs else []),
+            ],
+        )
     if as_json:
         _print(report, as_json)
         return
@@ -205,16 +208,27 @@ def validate(
     """Run every row's tests: the null patch must fail all FAIL_TO_PASS, the fix must pass everything each time."""
     from data_pipeline import commands
 
-    report = commands.validate(
-        inputs=inputs,
-        out=out,
-        grade=_grade(timeout_s),
-        grade_identity=_identity(timeout_s),
-        repeats=repeats,
-        workers=workers,
-        hub_split=hub_split,
-    )
+    with _goes_on():
+        report = commands.validate(
+            inputs=inputs,
+            out=out,
+            grade=_grade(timeout_s),
+            grade_identity=_identity(timeout_s),
+            repeats=repeats,
+            workers=workers,
+            hub_split=hub_split,
+        )
     _print(report, as_json)
+
+
+@contextmanager
+def _goes_on() -> Iterator[None]:
+    """Ctrl-C is an answer to give, not an accident: what was finished is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("swel: interrupted; run the same command to go on", err=True)
+        raise typer.Exit(130) from None
 
 
 def _branches_of_image(image: str) -> Any:

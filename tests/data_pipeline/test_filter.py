@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline import commands
+from data_pipeline import commands, stages
 from data_pipeline.ledger import Ledger, LedgerError
 from data_pipeline.pipeline import FilterSettings, Tools, filter_rows
 from data_pipeline.probe import load_results
@@ -113,6 +113,60 @@ def test_split_modes(make_row: Make) -> None:
     assert split_rows(rows, val_size=9, seed=2)[1] != val
     train, val, _ = split_rows(rows, mode="repository", val_size=9)
     assert {r["repo"] for r in train}.isdisjoint(r["repo"] for r in val)
+
+
+def test_each_repository_and_difficulty_keeps_its_share(make_row: Make) -> None:
+    """240 rows in six strata of 20 to 60: a fortieth is 0.5 to 1.5 rows, a tenth exactly 2, 4 and 6."""
+    plan = {("a/x", "mixed"): 60, ("a/x", "none_solved"): 20, ("b/y", "mixed"): 40, ("b/y", "none_solved"): 40}
+    plan |= {("c/z", "mixed"): 20, ("c/z", "none_solved"): 60}
+    strata = [stratum for stratum, count in plan.items() for _ in range(count)]
+    rows = [make_row(n, repo=repo) for n, (repo, _) in enumerate(strata)]
+    classes = {row["instance_id"]: kind for row, (_, kind) in zip(rows, strata, strict=True)}
+
+    def drawn(size: int) -> Counter[tuple[str, str]]:
+        _, val, _ = split_rows(rows, mode="stratified", val_size=size, seed=3, difficulty=classes)
+        return Counter((row["repo"], classes[row["instance_id"]]) for row in val)
+
+    assert drawn(24) == {stratum: count // 10 for stratum, count in plan.items()}
+    few = drawn(6)
+    assert sum(few.values()) == 6
+    assert all(abs(few[stratum] - count / 40) < 1 for stratum, count in plan.items()), "rounded by less than a row"
+
+
+STAGE_NAMES = st.sets(st.sampled_from(sorted(stages.BY_NAME)))
+
+
+@given(st.lists(ROW, min_size=3, max_size=25), STAGE_NAMES, STAGE_NAMES, st.sampled_from(stages.PRESETS))
+def test_counts_add_up_whichever_stages_run(
+    drawn: list[dict[str, Any]], add: set[str], skip: set[str], preset: stages.Preset
+) -> None:
+    rows = [
+        {
+            "instance_id": f"i{n}",
+            "repo": d["repo"],
+            "problem_statement": d["problem_statement"] and f"{d['problem_statement']} {n % 7}",
+            "FAIL_TO_PASS": [f"t{m}" for m in range(d["tests"])],
+            "PASS_TO_PASS": [f"k{m}" for m in range(n % 3)],
+            "patch": f"--- a/{'tests/' * (n % 4 == 0)}m.py\n",
+            "image_name": "im/age" if n % 5 else None,
+        }
+        for n, d in enumerate(drawn)
+    ]
+    outcomes = {row["instance_id"]: d["outcomes"] for row, d in zip(rows, drawn, strict=True)}
+    settings = FilterSettings(preset=preset, add=tuple(add), skip=tuple(skip), keep_none_solved=1)
+    branches = {"im/age": [f"i{n}" for n in range(0, len(rows), 2)]}
+    try:
+        result = filter_rows(rows, settings, Tools(branches=branches, outcomes=outcomes))
+    except DataError:
+        return  # nothing, or not enough for two sides, was left
+    names = [row["instance_id"] for row in (*result.train, *result.val)] + [d.instance_id for d in result.ledger.drops]
+    assert sorted(names) == sorted(row["instance_id"] for row in rows)
+    left = len(rows)
+    for step in result.report["funnel"]:
+        assert step["in"] == left
+        assert step["in"] - step["out"] == sum(drop.stage == step["stage"] for drop in result.ledger.drops)
+        left = step["out"]
+    assert {drop.stage for drop in result.ledger.drops}.isdisjoint(skip)
 
 
 def test_held_out_rows_are_never_trained_on(make_row: Make) -> None:

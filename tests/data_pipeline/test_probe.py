@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from data_pipeline.probe import classify, load_results, probe, reject_by_difficulty, solve_table
 from data_pipeline.report import bug_kind
@@ -128,6 +130,29 @@ def test_a_seeded_sample_of_unsolved_tasks_stays(make_row: Make) -> None:
     draws = [frozenset(reject_by_difficulty(rows, results, keep_none=5, seed=s)[0]) for s in (1, 1, 2)]
     assert [len(draw) for draw in draws] == [15, 15, 15]
     assert draws[0] == draws[1] != draws[2]
+    stays = {row["instance_id"] for n, row in enumerate(rows) if n not in draws[0]}
+    turned = rows[::-1]
+    left = reject_by_difficulty(turned, results, keep_none=5, seed=1)[0]
+    assert {row["instance_id"] for n, row in enumerate(turned) if n not in left} == stays, "whatever the order"
+
+
+def test_one_rollout_decides_where_k_is_one(make_row: Make, written_rollouts: Any, tmp_path: Path) -> None:
+    rows = [make_row(n) for n in range(3)]
+    run = written_rollouts({rows[0]["instance_id"]: [True], rows[1]["instance_id"]: [None, False]})
+    results = probe(rows, run, k=1, retries=1, file=tmp_path / "probe.jsonl")
+    assert [classify(results[row["instance_id"]], 1) for row in rows] == ["all_solved", "none_solved", "undecided"]
+    assert [run.count(row["instance_id"]) for row in rows] == [1, 2, 2]
+
+
+@given(st.lists(st.booleans(), min_size=4, max_size=4))
+def test_stopping_early_gives_the_class_of_all_four(outcomes: list[bool]) -> None:
+    """The funnel is the one of k rollouts each: what is not run could not change the class."""
+    seen: list[bool | None] = []
+    for outcome in outcomes:
+        if classify(seen, 4) == "undecided":
+            seen.append(outcome)
+    solved = sum(outcomes)
+    assert classify(seen, 4) == ("mixed" if 0 < solved < 4 else "all_solved" if solved else "none_solved")
 
 
 def test_solve_rates_count_first_verdicts_only(make_row: Make) -> None:

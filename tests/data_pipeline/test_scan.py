@@ -181,6 +181,7 @@ def test_ctrl_c_while_several_processes_read(make_row: Make, tmp_path: Path) -> 
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert "Traceback" not in said
+    assert "swel: interrupted; run the same command to go on" in said
     assert not (tmp_path / "out").exists()
 
 
