@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,6 +54,19 @@ DOCKER_HINT = (
 )
 
 
+def bounded(argv: list[Path], timeout_s: float) -> tuple[int, str]:
+    """(exit code, output). Through a file: a daemon that holds a pipe open would keep us past any timeout."""
+    with tempfile.TemporaryFile() as output:
+        try:
+            code = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, timeout=timeout_s
+            ).returncode
+        except subprocess.TimeoutExpired:
+            code = 124
+        output.seek(0)
+        return code, output.read().decode(errors="replace")
+
+
 @pytest.fixture(scope="session")
 def docker_daemon(swel_home: Path) -> Iterator[None]:
     """A daemon: the one that runs, else one that the engine kit starts for this session (root only)."""
@@ -65,13 +79,13 @@ def docker_daemon(swel_home: Path) -> Iterator[None]:
     except MissingPart as missing:
         if os.geteuid() != 0 or not (KIT / "up.sh").exists():
             pytest.skip(f"{missing}; {DOCKER_HINT}")
-        done = subprocess.run([KIT / "up.sh"], capture_output=True, text=True, timeout=240)
-        if done.returncode:
-            pytest.skip(f"the Docker engine kit did not start: {done.stderr[-300:]}; {DOCKER_HINT}")
-        started = "is up" in done.stdout
+        code, said = bounded([KIT / "up.sh"], 240)
+        if code:
+            pytest.skip(f"the Docker engine kit did not start: {said[-300:]}; {DOCKER_HINT}")
+        started = "is up" in said
     yield
     if started:
-        subprocess.run([KIT / "down.sh"], capture_output=True, timeout=120)
+        bounded([KIT / "down.sh"], 120)
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ from swe_lightning.sandbox.boxside.wire import OK, fields_of, pack, unpack
 REPLY_GRACE_S = 30.0
 READ_LIMIT = 64 << 20
 MAX_FDS = 64
+MAX_REPLY = 256 << 20
 
 
 class Stream(Protocol):
@@ -104,7 +105,6 @@ def settings(limits: Limits, *, watch: bool, count_processes: bool) -> list[byte
         "DATA": limits.memory_mb << 20,
         "FSIZE": limits.disk_mb << 20,
         "NOFILE": 4096,
-        "CORE": 0,
         "MSGQUEUE": 0,
         "MEMLOCK": 1 << 16,
     }
@@ -135,6 +135,8 @@ def check_relative(path: str) -> str:
 
 def receive(sock: Stream) -> list[bytes]:
     (length,) = struct.unpack("!I", _exactly(sock, 4))
+    if length > MAX_REPLY:
+        raise ConnectionAbortedError(f"a reply of {length} bytes")
     return unpack(_exactly(sock, length))
 
 

@@ -99,6 +99,9 @@ def save(tree: Path, files: Mapping[str, bytes], diff: TreeDiff, left_out: list[
     shutil.copytree(tree, target, symlinks=True)
     for name, data in files.items():
         _clear(target, name).write_bytes(data)
+    # A repository of the agent's would run the agent's programs as soon as a person's shell prompt asks git about it.
+    left_out = left_out + [f"{n}: part of a .git" for n in diff if ".git" in n.lower().split("/")]
+    diff = {n: state for n, state in diff.items() if ".git" not in n.lower().split("/")}
     for name, state in sorted(diff.items(), key=lambda item: item[1] is not None):  # a file may replace a directory
         path = _clear(target, name)
         if state is None:

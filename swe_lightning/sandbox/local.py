@@ -71,13 +71,12 @@ class LocalSandbox:
         self.owner: LocalBackend | None = None  # its end would be this box's
         self._closing = threading.Lock()
         self._open = True
-        self._unchanged = treediff.stamps(root) if layout == "copy" else {}
 
     def diff(self) -> TreeDiff:
         if not self._open:
             raise SandboxLost(f"sandbox {self.name} was destroyed; its changes are gone")
         reader = treediff.Reader(self._base, self._root)
-        found = reader.overlay() if self.layout == "overlay" else reader.copy(self._unchanged)
+        found = reader.overlay() if self.layout == "overlay" else reader.copy()
         self.left_out = reader.left_out
         return found
 

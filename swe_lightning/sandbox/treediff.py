@@ -20,6 +20,8 @@ MAX_FILE_BYTES = 32 << 20
 MAX_TOTAL_BYTES = 128 << 20
 MAX_DEPTH = 100
 MAX_NOTES = 1000
+MAX_NAME_BYTES = 16 << 20
+"""Of all new paths together: one may be of 25 KiB, and a box has room for 200,000."""
 OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
 DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -87,6 +89,25 @@ class BaseTree:
     def exists(self, path: str) -> bool:
         return path in self.files or stat.S_IFMT(self._mode(path)) in (stat.S_IFREG, stat.S_IFLNK)
 
+    def same(self, path: str, directory: int, name: str, info: os.stat_result) -> bool:
+        """Whether the regular file `name` is the one at `path`, read in parts: neither has to fit in memory."""
+        if path in self.files:
+            return False  # small: compared as a whole
+        with contextlib.ExitStack() as stack:
+            try:
+                ours = os.lstat(f"{self.tree}/{path}")
+                if not stat.S_ISREG(ours.st_mode) or (ours.st_mode ^ info.st_mode) & 0o100:
+                    return False
+                base = stack.enter_context(open(f"{self.tree}/{path}", "rb", buffering=0))
+                fd = _open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, directory)
+                stack.callback(os.close, fd)
+                while (part := os.read(fd, 1 << 20)) == base.read(1 << 20):
+                    if not part:
+                        return True
+            except OSError:
+                pass
+        return False
+
     def _mode(self, path: str) -> int:
         try:
             return os.lstat(f"{self.tree}/{path}").st_mode
@@ -121,6 +142,7 @@ class Reader:
         self.found: TreeDiff = {}
         self.left_out: list[str] = []
         self.room = MAX_TOTAL_BYTES
+        self.name_room = MAX_NAME_BYTES
 
     def overlay(self) -> TreeDiff:
         fd = os.open("upper", DIR_FLAGS, dir_fd=self.root)
@@ -133,9 +155,12 @@ class Reader:
     def _upper(self, directory: int, path: str, opaque: bool) -> None:
         """Merge one directory of the upper layer; `opaque`: nothing of the base shows through it."""
         present = set()
+        based = self.base.is_dir(path)
         for name, info in _list(directory):
             here = f"{path}/{name}" if path else name
-            present.add(here)
+            present.add(name)
+            if not self._named(here, based):
+                continue
             if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
                 self._gone(here)
             elif stat.S_ISDIR(info.st_mode):
@@ -155,8 +180,17 @@ class Reader:
 
     def _still_there(self, below: str, path: str, present: set[str]) -> bool:
         """Entries that exist in an opaque directory were compared on their own."""
-        first = below[len(path) + 1 :].split("/", 1)[0] if path else below.split("/", 1)[0]
-        return (f"{path}/{first}" if path else first) in present
+        return (below[len(path) + 1 :] if path else below).split("/", 1)[0] in present
+
+    def _named(self, path: str, based: bool) -> bool:
+        """Whether there is room to name this path, if it is a new one. `based`: its directory is in the base."""
+        if based and (self.base.exists(path) or self.base.is_dir(path)):
+            return True
+        before = self.name_room
+        self.name_room -= len(path)
+        if self.name_room < 0 <= before:
+            self._note(path, "and others: too many names for a patch")
+        return self.name_room >= 0
 
     @contextlib.contextmanager
     def _entered(self, parent: int, name: str, path: str) -> Iterator[int]:
@@ -210,12 +244,12 @@ class Reader:
 
     # -- copies
 
-    def copy(self, unchanged: Mapping[str, tuple[int, int]]) -> TreeDiff:
-        """Compare a whole copy; `unchanged` = stamps() taken before the first command."""
+    def copy(self) -> TreeDiff:
+        """Compare a whole copy, by content: a tmpfs does not stamp what is written through a mapping."""
         seen: set[str] = set()
         fd = os.open("upper", DIR_FLAGS, dir_fd=self.root)
         try:
-            self._copied(fd, "", unchanged, seen)
+            self._copied(fd, "", seen)
         finally:
             os.close(fd)
         for path in self.base.below(""):
@@ -223,51 +257,31 @@ class Reader:
                 self.found[path] = None
         return dict(sorted(self.found.items()))
 
-    def _copied(self, directory: int, path: str, unchanged: Mapping[str, tuple[int, int]], seen: set[str]) -> None:
+    def _copied(self, directory: int, path: str, seen: set[str]) -> None:
+        based = self.base.is_dir(path)
         for name, info in _list(directory):
             here = f"{path}/{name}" if path else name
+            if not self._named(here, based):
+                continue
             if stat.S_ISDIR(info.st_mode):
                 with self._entered(directory, name, here) as fd:
                     if fd >= 0:
-                        self._copied(fd, here, unchanged, seen)
+                        self._copied(fd, here, seen)
                 continue
             if stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode):
                 seen.add(here)
-            if unchanged.get(here) != (info.st_ino, info.st_ctime_ns):
+            if not (stat.S_ISREG(info.st_mode) and self.base.same(here, directory, name, info)):
                 self._file(directory, name, here, info)
 
 
-def stamps(root: int) -> dict[str, tuple[int, int]]:
-    """(inode, change time) of every file of a copy: the change time is the one stamp a command cannot set back."""
-    found: dict[str, tuple[int, int]] = {}
-
-    def walk(directory: int, path: str) -> None:
-        for name, info in _list(directory):
-            here = f"{path}/{name}" if path else name
-            if stat.S_ISDIR(info.st_mode):
-                fd = _open(name, DIR_FLAGS, directory)
-                try:
-                    walk(fd, here)
-                finally:
-                    os.close(fd)
-            else:
-                found[here] = (info.st_ino, info.st_ctime_ns)
-
-    top = os.open("upper", DIR_FLAGS, dir_fd=root)
-    try:
-        walk(top, "")
-    finally:
-        os.close(top)
-    return found
-
-
 def _list(directory: int) -> list[tuple[str, os.stat_result]]:
+    """(name, lstat), directories last: a huge one must not take the room of a file beside it."""
     found = []
     with os.scandir(directory) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 found.append((entry.name, entry.stat(follow_symlinks=False)))
-    return found
+    return sorted(found, key=lambda item: stat.S_ISDIR(item[1].st_mode))
 
 
 def _is_opaque(fd: int) -> bool:

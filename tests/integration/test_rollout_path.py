@@ -133,7 +133,7 @@ def test_the_run_directory_tells_the_story(stack, task):
 
 def test_the_same_path_with_containers(stack, task, docker_image):
     """sandbox.backend docker: the episode and the grading each in a container of their own, nothing left behind."""
-    from swe_lightning.sandbox.docker_engine import connect
+    from swe_lightning.sandbox.docker_engine import OWNER, connect, owner_stamp
 
     stack.serve_script("enumerate", None)
     sandbox = {**CONFIG["sandbox"], "backend": "docker", "image": docker_image}
@@ -142,4 +142,7 @@ def test_the_same_path_with_containers(stack, task, docker_image):
     assert (rollout.outcome.reward, rollout.outcome.exit_status) == (1.0, "submitted")
     (failed,) = play(stack, task, "no-image", 1, {**CONFIG, "sandbox": {**sandbox, "image": "no/such:1"}})
     assert (failed.outcome.reward, failed.outcome.infra_reason) == (None, "image_unavailable")
-    assert connect().containers(all=True, filters={"label": "swel.label"}) == []
+    ours = [rollout.rollout_id, failed.rollout_id]
+    left = [c["Labels"] for c in connect().containers(all=True, filters={"label": OWNER})]
+    assert [c for c in left if any(name in c.get("swel.label", "") for name in ours)] == []
+    assert [c for c in left if c[OWNER] == owner_stamp()] == []

@@ -71,6 +71,18 @@ def test_raw_and_exotic_sockets_do_not_open(py: Say, family: str) -> None:
     assert "OPENED" not in said
 
 
+def test_the_upper_half_of_a_register_opens_no_socket(py: Say) -> None:
+    """The kernel reads a family as 32 bits; a filter that compares 64 would let these through."""
+    said = py(
+        "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "number = {'x86_64': 41}.get(os.uname().machine, 198)\n"
+        "for family in (16, 17, 38, 40):\n"
+        "    if libc.syscall(number, ctypes.c_ulong(family | 1 << 32), ctypes.c_ulong(3), ctypes.c_ulong(0)) >= 0:\n"
+        "        print('OPENED', family)"
+    )
+    assert said == ""
+
+
 def test_abstract_sockets_of_the_host_are_out_of_reach(py: Say) -> None:
     name = f"swel-red-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:

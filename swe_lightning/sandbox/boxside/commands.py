@@ -8,7 +8,11 @@ constructor refuses.
 import _signal as signal  # the public module brings enum along, which costs more than all else here
 import os
 import select
-from time import monotonic
+from time import monotonic, sleep
+
+KILLED_PAUSE_S = 0.2
+"""After a command that was killed, perhaps for memory: what it held is freed a moment later than it ends, and until
+then the next victim would be this process."""
 
 
 class Output:
@@ -56,14 +60,19 @@ class Commands:
         """(exit code, timed out, output, truncated). `owner`: descriptor whose hang-up ends everything."""
         deadline = monotonic() + timeout_s
         out = Output(self.output_limit)
-        read_end = self._spawn(command, env, out)
-        timed_out = False
+        timed_out, read_end = False, -1
         try:
+            read_end = self._spawn(command, env, out)
             if read_end >= 0:
                 timed_out = self._collect(read_end, out, deadline, owner)
+        except OSError as error:  # what earlier commands hold leaves no memory for a pipe
+            out.add(b"bash: cannot run the command: " + str(error).encode(errors="replace") + b"\n")
+            self.main_status = 126
         finally:
             if read_end >= 0:
                 os.close(read_end)
+        if self.main_status == 128 + signal.SIGKILL:
+            sleep(KILLED_PAUSE_S)
         output, truncated = out.result()
         return 124 if timed_out else self.main_status, timed_out, output, truncated
 

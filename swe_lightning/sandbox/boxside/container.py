@@ -9,7 +9,8 @@ import os
 from array import array
 from struct import pack as _pack
 
-from .server import Server, prctl
+from .kernel import prctl
+from .server import Server
 from .tree import Tree
 from .wire import pack, unpack
 

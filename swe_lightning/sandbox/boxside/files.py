@@ -1,6 +1,11 @@
-"""Read and write files of the box for the trusted side. Links are replaced or refused, never followed on a write."""
+"""Read and write files of the box for the trusted side. Links are replaced or refused, never followed on a write.
+
+What lies in the way may be a command's work, of any depth: nothing here recurses or spells a path to its end.
+"""
 
 import os
+
+MAX_PASSES = 200_000
 
 
 def read(path: bytes, limit: int) -> bytes:
@@ -24,9 +29,7 @@ def write(path: bytes, mode: bytes, data: bytes) -> None:
     _remove(path)
     if mode == b"x":
         return
-    parent = os.path.dirname(path)
-    if parent and not os.path.isdir(parent):
-        _make_parents(parent)
+    _make_parents(os.path.dirname(path))
     if mode == b"l":
         os.symlink(data, path)
         return
@@ -44,9 +47,7 @@ def _remove(path: bytes) -> None:
     """Whatever lies at `path`, without following links."""
     try:
         if os.path.isdir(path) and not os.path.islink(path):
-            os.chmod(path, 0o700)
-            for name in os.listdir(path):
-                _remove(path + b"/" + name)
+            _empty(path)
             os.rmdir(path)
         else:
             os.unlink(path)
@@ -54,11 +55,61 @@ def _remove(path: bytes) -> None:
         pass
 
 
+def _empty(path: bytes) -> None:
+    """Everything below a directory. What its directories hold is moved up into it first: each name once, no depth."""
+    from .tree import DIRECTORY, open_anyway
+
+    top, number = open_anyway(path, DIRECTORY, None), 0
+    try:
+        os.fchmod(top, 0o700)
+        for _ in range(MAX_PASSES):
+            names = os.listdir(top)
+            if not names:
+                return
+            for name in names:
+                try:
+                    os.unlink(name, dir_fd=top)
+                    continue
+                except IsADirectoryError:
+                    pass
+                below = open_anyway(os.fsencode(name), DIRECTORY, top)
+                try:
+                    os.fchmod(below, 0o700)
+                    for deeper in os.listdir(below):
+                        number += 1
+                        _move_up(os.fsencode(deeper), below, b".%d.%d" % (os.getpid(), number), top)
+                finally:
+                    os.close(below)
+                try:
+                    os.rmdir(name, dir_fd=top)
+                except OSError as error:
+                    if error.errno != 39:
+                        raise
+        raise OSError(39, "it fills up as fast as it is emptied")
+    finally:
+        os.close(top)
+
+
+def _move_up(name: bytes, below: int, new: bytes, top: int) -> None:
+    from .tree import DIRECTORY, open_anyway
+
+    try:
+        os.rename(name, new, src_dir_fd=below, dst_dir_fd=top)
+    except PermissionError:  # a directory that may not be written to cannot change its parent
+        handle = open_anyway(name, DIRECTORY, below)
+        os.fchmod(handle, 0o700)
+        os.close(handle)
+        os.rename(name, new, src_dir_fd=below, dst_dir_fd=top)
+    except OSError as error:
+        if error.errno not in (17, 20, 21, 39):  # a name like this one is there: the next pass tries another
+            raise
+
+
 def _make_parents(path: bytes) -> None:
-    """Directories down to `path`; a file or a dangling link in the way is replaced."""
+    """Directories down to `path`; a file or a link in the way is replaced."""
     done = b""
-    for part in path.split(b"/"):
+    for part in path.split(b"/") if path else ():
         done = done + b"/" + part if done else part
-        if not os.path.isdir(done):
+        if not os.path.isdir(done) or os.path.islink(done):
             _remove(done)
             os.mkdir(done, 0o755)

@@ -16,6 +16,7 @@ from struct import unpack_from as _unpack_from
 
 from . import files
 from .commands import Commands
+from .kernel import keep_proc_closed, prctl
 from .wire import FAILED, OK, mapping, pack, unpack
 
 PR_SET_DUMPABLE = 4
@@ -60,7 +61,7 @@ class Server:
                     reply = pack(OK, *getattr(self, "on_" + kind.decode())(fields))
                 except OSError as error:
                     reply = pack(FAILED, str(error.errno or 5).encode(), str(error).encode(errors="surrogateescape"))
-                except (MemoryError, ValueError) as error:
+                except Exception as error:  # whatever a command prepared: a server that ends would be a box lost
                     reply = pack(FAILED, b"22", repr(error).encode(errors="replace"))
                 self.sock.sendall(reply)
 
@@ -79,6 +80,7 @@ class Server:
             _, hard = resource.getrlimit(kind)
             wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
             resource.setrlimit(kind, (wanted, wanted))
+        keep_proc_closed()
         return []
 
     def on_run(self, fields: list[bytes]) -> list[bytes]:
@@ -109,18 +111,3 @@ class Server:
                 os._exit(0)
             data += part
         return bytes(data)
-
-
-def prctl(option: int, *values: int | bytes) -> None:
-    """ctypes costs more than the rest of the start; its C core alone does not."""
-    try:
-        import _ctypes
-
-        address = _ctypes.dlsym(_ctypes.dlopen(None, 2), "prctl")  # type: ignore[arg-type]
-        result = _ctypes.call_function(address, (option, *values, 0, 0))
-    except (ImportError, AttributeError):
-        import ctypes
-
-        result = ctypes.CDLL(None).prctl(option, *values, 0, 0)
-    if result:
-        raise OSError("prctl failed")

@@ -1,8 +1,9 @@
-"""The tree of a box that its owner cannot open from outside: laid from a read-only original, compared by stamps.
+"""The tree of a box that its owner cannot open from outside: laid from a read-only original and compared with it.
 
-A stamp is (inode, change time), the pair a command cannot set back. Walking never follows a link, and every step is
-relative to an open directory, so that what a command swaps meanwhile leads nowhere. Contents go out on request only:
-the owner decides what is worth its memory.
+A stamp is (inode, change time), the pair a command cannot set back. A file with another stamp may have changed; one
+with the same stamp is compared with the original, because a tmpfs does not stamp what is written through a mapping.
+Walking never follows a link, and every step is relative to an open directory, so that what a command swaps meanwhile
+leads nowhere. Contents go out on request only: the owner decides what is worth its memory. Names are bounded here.
 """
 
 import os
@@ -13,25 +14,35 @@ DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 MAX_DEPTH = 100
 MAX_NOTES = 1000
+MAX_NAME_BYTES = 16 << 20
+"""Of all paths together that the base does not have: a name may be of 25 KiB, and there is room for 200,000."""
 COARSE_CLOCK = 5  # the clock that change times are taken from
 
 
 class Tree:
     def __init__(self, root: bytes) -> None:
         self.root = root
+        self.origin = b""
         self.stamps: dict[bytes, tuple[int, int]] = {}
+        self.directories: set[bytes] = set()
+        self.name_room = 0
 
     def lay(self, origin: bytes) -> None:
         """Copy `origin` here: directories, files with mode and times, links as they are."""
+        self.origin = origin
         _copy(origin, self.root)
 
     def record(self) -> None:
         """What is here now is the base. Returns when a change of this very moment would show."""
         self.stamps = {}
+        self.directories = set()
+        self.name_room = 1 << 62
         newest = 0
         for path, info in self._walk(lambda *_: None):
             self.stamps[path] = (info.st_ino, info.st_ctime_ns)
             newest = max(newest, info.st_ctime_ns)
+            while (path := path.rpartition(b"/")[0]) and path not in self.directories:
+                self.directories.add(path)
         while clock_gettime_ns(COARSE_CLOCK) <= newest:
             sleep(0.001)
 
@@ -48,13 +59,15 @@ class Tree:
                 found.extend((path, b"!", why.encode(errors="surrogateescape")))
 
         seen = set()
+        self.name_room = MAX_NAME_BYTES
         for path, info in self._walk(note):
             if not (stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode)):
                 note(path, "not a file, directory or symlink")
                 continue
-            seen.add(path)
-            if self.stamps.get(path) == (info.st_ino, info.st_ctime_ns):
-                continue
+            if path in self.stamps:
+                seen.add(path)
+                if self.stamps[path] == (info.st_ino, info.st_ctime_ns) and self._same(path, info):
+                    continue
             if stat.S_ISLNK(info.st_mode):
                 try:
                     with Directory(self.root, path) as (parent, name):
@@ -67,9 +80,27 @@ class Tree:
             found += [path, b"x", b""]
         return found
 
+    def _same(self, path: bytes, info: os.stat_result) -> bool:
+        """Whether a file still holds what the original holds (False too where there is no original)."""
+        if not stat.S_ISREG(info.st_mode):
+            return True
+        handles: list[int] = []
+        try:
+            for top in (self.root, self.origin):
+                handles.append(os.open(top + b"/" + path, FILE))
+            while (here := os.read(handles[0], 1 << 20)) == os.read(handles[1], 1 << 20):
+                if not here:
+                    return True
+        except OSError:
+            pass
+        finally:
+            for handle in handles:
+                os.close(handle)
+        return False
+
     def fetch(self, path: bytes, offset: int, length: int) -> bytes:
         with Directory(self.root, path) as (parent, name):
-            fd = _open(name, FILE, parent)
+            fd = open_anyway(name, FILE, parent)
             try:
                 if not stat.S_ISREG(os.fstat(fd).st_mode):
                     raise OSError(22, "not a regular file any more")
@@ -90,6 +121,12 @@ class Tree:
                 continue
             for name, info in listed:
                 here = path + b"/" + name if path else name
+                if here not in self.stamps and here not in self.directories:
+                    self.name_room -= len(here)
+                    if self.name_room < 0:
+                        if self.name_room + len(here) >= 0:
+                            note(path, "and others: too many names for a patch")
+                        continue
                 if not stat.S_ISDIR(info.st_mode):
                     yield here, info
                 elif depth >= MAX_DEPTH - 1:
@@ -117,7 +154,7 @@ class Directory:
     def __enter__(self) -> tuple[int, bytes]:
         try:
             for part in self.parents:
-                deeper = _open(part, DIRECTORY, self.fd)
+                deeper = open_anyway(part, DIRECTORY, self.fd)
                 os.close(self.fd)
                 self.fd = deeper
         except BaseException:
@@ -129,7 +166,7 @@ class Directory:
         os.close(self.fd)
 
 
-def _open(name: bytes, flags: int, parent: int) -> int:
+def open_anyway(name: bytes, flags: int, parent) -> int:
     """Open even what a command (this very user) made unreadable or unsearchable."""
     handle = -1
     try:

@@ -148,6 +148,7 @@ class Launcher:
         high = [copy_above(fd) for fd in (box_socket, seccomp)]
         for number, fd in enumerate(high, BOX_SOCKET_FD):
             os.dup2(fd, number)
+        no_core_dumps()
         if self.box_uid is not None:
             os.setgroups([])
             os.setresgid(self.box_uid, self.box_uid, self.box_uid)
@@ -156,6 +157,16 @@ class Launcher:
             signal.signal(number, signal.SIG_DFL)
         os.chdir("/")
         os.execve(arguments[0], arguments, {})
+
+
+def no_core_dumps() -> None:
+    """One byte: nothing is written, and nothing is piped to the program the host may have for core dumps."""
+    import resource
+
+    for limit in (1, 0):  # 0 where more is not allowed
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))
+            return
 
 
 def copy_above(fd: int) -> int:
