@@ -133,7 +133,8 @@ def test_the_run_directory_tells_the_story(stack, task):
 
 def test_the_same_path_with_containers(stack, task, docker_image):
     """sandbox.backend docker: the episode and the grading each in a container of their own, nothing left behind."""
-    from swe_lightning.sandbox.docker_engine import OWNER, connect, owner_stamp
+    from swe_lightning.sandbox.docker_engine import OWNER, connect
+    from swe_lightning.sandbox.owners import owner_stamp
 
     stack.serve_script("enumerate", None)
     sandbox = {**CONFIG["sandbox"], "backend": "docker", "image": docker_image}
