@@ -105,6 +105,7 @@ def settings(limits: Limits, *, watch: bool, count_processes: bool) -> list[byte
         "DATA": limits.memory_mb << 20,
         "FSIZE": limits.disk_mb << 20,
         "NOFILE": 4096,
+        "CORE": 1,  # not 0: seccomp.py says why
         "MSGQUEUE": 0,
         "MEMLOCK": 1 << 16,
     }
