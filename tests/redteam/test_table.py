@@ -6,6 +6,10 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
+from .conftest import LOCAL_ONLY, NO_GATEWAY_IN_PODS, NOT_IN_PODS, why_not
+
 HERE = Path(__file__).parent
 PAGE = HERE.parent.parent / "docs/security.md"
 
@@ -34,3 +38,17 @@ def test_every_file_the_page_names_exists() -> None:
     named = set(re.findall(r"`(tests/[\w/.]+)`", PAGE.read_text(encoding="utf-8")))
     assert named
     assert [name for name in named if not (HERE.parent.parent / name).exists()] == []
+
+
+@pytest.mark.parametrize("backend", ["local", "docker", "kubernetes"])
+def test_what_a_backend_leaves_out_has_a_reason(backend: str) -> None:
+    """Exactly the attacks that are named, and on pods everything that needs the gateway; never a local one."""
+    skipped = {}
+    for file in HERE.glob("test_*.py"):
+        for name in attacks_of(file):
+            for parameters in (backend, f"{backend}-x"):
+                if reason := why_not(f"{name}[{parameters}]", file.stem):
+                    skipped[name] = reason
+    gateways = dict.fromkeys(attacks_of(HERE / "test_gateway.py"), NO_GATEWAY_IN_PODS)
+    pods = {**LOCAL_ONLY, **NOT_IN_PODS, **gateways}
+    assert skipped == {"local": {}, "docker": LOCAL_ONLY, "kubernetes": pods}[backend]
