@@ -19,6 +19,7 @@ HubSplit = Annotated[
     str | None, typer.Option(help="Split to read of a hub data set; default: where it publishes its tasks.")
 ]
 Timeout = Annotated[float, typer.Option(min=1, help="Wall time of one run of a row's tests.")]
+Backend = Annotated[str, typer.Option(help="Sandbox of the test runs: local, docker or kubernetes.")]
 Workers = Annotated[int, typer.Option(min=1, help="Test runs at once.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -127,6 +128,7 @@ def filter_tasks(
         int, typer.Option("--validate", min=0, help="Run each row's tests: once without the fix, so often with it.")
     ] = 0,
     timeout_s: Timeout = 300.0,
+    backend: Backend = "local",
     workers: Workers = 2,
     split: Annotated[
         str, typer.Option(help="auto (held_out if synth marked roles), stratified, repository, held_out.")
@@ -157,6 +159,7 @@ def filter_tasks(
         from swe_lightning.evaluation.probing import make_prober
 
         prober = make_prober(probe_recipe, probe_set or [], probe_model, out)
+    grade = _grade(backend, timeout_s) if validate_runs or backend != "local" else None
     with _goes_on():
         report = commands.filter(
             inputs=inputs,
@@ -172,8 +175,8 @@ def filter_tasks(
             branches=Path(branches) if branches and branches != "images" else None,
             of_image=_branches_of_image if branches == "images" else None,
             validations=validate_runs,
-            grade=_grade(timeout_s) if validate_runs else None,
-            grade_identity=_identity(timeout_s),
+            grade=grade,
+            grade_identity=_identity(backend, timeout_s),
             workers=workers,
             probe_results=probe_results,
             rollouts=prober,
@@ -187,6 +190,7 @@ def filter_tasks(
             also=[
                 *(["--branches", "images"] if branches == "images" else []),
                 *(["--timeout-s", f"{timeout_s:g}"] if validate_runs else []),
+                *(["--backend", backend] if validate_runs and backend != "local" else []),
             ],
         )
     if as_json:
@@ -201,6 +205,7 @@ def validate(
     out: Annotated[Path, typer.Option(help="Directory for tasks.jsonl, dropped.jsonl and every grading.")],
     repeats: Annotated[int, typer.Option(min=1, help="Gradings of each row's fix; all must pass.")] = 3,
     timeout_s: Timeout = 300.0,
+    backend: Backend = "local",
     workers: Workers = 2,
     hub_split: HubSplit = None,
     as_json: AsJson = False,
@@ -212,8 +217,8 @@ def validate(
         report = commands.validate(
             inputs=inputs,
             out=out,
-            grade=_grade(timeout_s),
-            grade_identity=_identity(timeout_s),
+            grade=_grade(backend, timeout_s),
+            grade_identity=_identity(backend, timeout_s),
             repeats=repeats,
             workers=workers,
             hub_split=hub_split,
@@ -247,20 +252,19 @@ def _branches_of_image(image: str) -> Any:
         raise
 
 
-def _grade(timeout_s: float) -> Any:
+def _grade(backend: str, timeout_s: float) -> Any:
     """Real gradings in fresh sandboxes; verdicts are not remembered, or a flaky test would never show."""
     from data_pipeline.validate import grade_with
-    from swe_lightning.grading.grade import Grader
-    from swe_lightning.recipe import Grading, SandboxSection
-    from swe_lightning.sandbox import make_backend
+    from swe_lightning.commands.grade import make_grader
 
-    return grade_with(Grader(make_backend(SandboxSection()), Grading(timeout_s=timeout_s)))
+    return grade_with(make_grader({"backend": backend}, {"timeout_s": timeout_s}))
 
 
-def _identity(timeout_s: float) -> str:
+def _identity(backend: str, timeout_s: float) -> str:
+    """What a grading depends on beside its row; one of another box or time limit is taken anew."""
     from swe_lightning.grading.grade import GRADER_VERSION
 
-    return f"grader {GRADER_VERSION}, {timeout_s:g} s"
+    return f"grader {GRADER_VERSION}, {timeout_s:g} s" + ("" if backend == "local" else f", {backend}")
 
 
 LookInput = Annotated[

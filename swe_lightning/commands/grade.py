@@ -10,8 +10,10 @@ import typer
 
 if TYPE_CHECKING:
     from swe_lightning.grading.commands import Job
+    from swe_lightning.grading.grade import Grader
     from swe_lightning.grading.sheet import GradeRow
     from swe_lightning.records import Task
+    from swe_lightning.sandbox import Limits
 
 
 def register(app: typer.Typer) -> None:
@@ -106,31 +108,38 @@ def _tasks(tasks: Path | None, task: str | None, versions: Path | None) -> list[
 def _run(
     jobs: list[Job], tests: str, timeout_s: float, workers: int | None, sandbox: dict[str, Any], out: Path | None
 ) -> list[GradeRow]:
-    from pydantic import ValidationError
-
     from data_pipeline.progress import progress
-    from swe_lightning.errors import UserError
     from swe_lightning.grading import commands
-    from swe_lightning.grading.grade import Grader
     from swe_lightning.grading.sheet import Sheet
-    from swe_lightning.recipe import Grading, SandboxSection
-    from swe_lightning.sandbox import Limits, make_backend
+    from swe_lightning.sandbox import Limits
 
-    try:
-        section = SandboxSection.model_validate(sandbox)
-        grading = Grading.model_validate({"timeout_s": timeout_s, "tests": tests})
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        raise UserError(f"--{wrong['loc'][0]} {wrong['input']}: {wrong['msg']}") from error
     limits = Limits()
+    grader = make_grader(sandbox, {"timeout_s": timeout_s, "tests": tests}, limits)
     with progress("grade", len(jobs)) as meter:
         return commands.grade_jobs(
-            Grader(make_backend(section), grading, limits=limits),
+            grader,
             jobs,
             workers=commands.bounded_workers(workers, limits),
             sheet=Sheet(out),
             progress=meter.advance,
         )
+
+
+def make_grader(sandbox: dict[str, Any], grading: dict[str, Any], limits: Limits | None = None) -> Grader:
+    """The grader that options of a command line ask for (`swel grade`, `swel data`); UserError names a wrong one."""
+    from pydantic import ValidationError
+
+    from swe_lightning.errors import UserError
+    from swe_lightning.grading.grade import Grader
+    from swe_lightning.recipe import Grading, SandboxSection
+    from swe_lightning.sandbox import make_backend
+
+    try:
+        section, settings = SandboxSection.model_validate(sandbox), Grading.model_validate(grading)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise UserError(f"--{str(wrong['loc'][0]).replace('_', '-')} {wrong['input']}: {wrong['msg']}") from error
+    return Grader(make_backend(section), settings, limits=limits)
 
 
 def _read(path: Path | None, what: str) -> bytes:

@@ -94,6 +94,8 @@ def test_an_empty_result_names_the_reasons(make_row: Make, tmp_path: Path, refus
         (("--preset", "loose"), "--preset loose: choose one of paper, strict"),
         (("--stage", "nosuch"), "--stage nosuch: no such stage; choose among empty_issue"),
         (("--skip", "nosuch"), "--skip nosuch: no such stage"),
+        (("--validate", "1", "--backend", "podman"), "--backend podman: Input should be 'local', 'docker' or"),
+        (("--backend", "podman"), "--backend podman: Input should be 'local', 'docker' or"),
         (("--eval-set", "absent.jsonl"), "no file absent.jsonl"),
         (("--branches", "absent.json"), "cannot read branches absent.json"),
         (("--probe-results", "absent.json"), "cannot read probe results absent.json"),

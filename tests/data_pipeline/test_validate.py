@@ -197,3 +197,60 @@ def _one_more(make_row: Make, folder: Path) -> list[str]:
 
 def _null(row: Any, otherwise: Any) -> Grading:
     return NULL if row["instance_id"] == "more" else otherwise(row, "null")
+
+
+def test_gradings_of_another_backend_do_not_count(
+    make_row: Make, docker_image: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same directory, first in local boxes, then in containers: every verdict is taken anew, and then resumed."""
+    import cli
+
+    branch = Branch("good", {"calc.py": BUG.encode()})
+    build_repository(
+        {"calc.py": Entry(CLEAN.encode()), "test_calc.py": Entry(TESTS.encode())}, [branch], tmp_path / "r.git"
+    )
+    lists = {"FAIL_TO_PASS": ["test_calc.py::test_double"], "PASS_TO_PASS": ["test_calc.py::test_two"]}
+    patch = bug_patches(tmp_path / "r.git", ["good"])["good"]
+    command = "python -m pytest -q -rA"
+    row = make_row(
+        instance_id="good", repo_path="r.git", patch=patch, image_name=docker_image, test_cmd=command, **lists
+    )
+    (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
+
+    def run(*arguments: str) -> int:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["data", *arguments, "--input", str(tmp_path / "t.jsonl"), "--out", str(tmp_path / "out")])
+        assert ended.value.code == 0, capsys.readouterr().err
+        return len((tmp_path / "out" / "validation.jsonl").read_text().splitlines())
+
+    once = ("validate", "--repeats", "1")
+    assert run(*once) == 2
+    assert run(*once, "--backend", "docker") == 4
+    assert run(*once, "--backend", "docker") == 4
+
+
+def test_the_card_says_in_which_boxes_rows_were_validated(
+    monkeypatch: pytest.MonkeyPatch, make_row: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The backend belongs to what a result is known by: the same directory refuses it, the card's command names it."""
+    import cli
+    from swe_lightning.commands import data
+
+    def in_boxes(backend: str, timeout_s: float) -> Any:
+        return lambda row, patch: NULL if patch == "null" else PASS
+
+    monkeypatch.setattr(data, "_grade", in_boxes)
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(make_row(n)) + "\n" for n in range(3)))
+
+    def run(*arguments: str) -> Any:
+        places = ("--input", str(tmp_path / "t.jsonl"), "--out", str(tmp_path / "out"))
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["data", "filter", *places, "--val-size", "1", "--validate", "1", *arguments])
+        return ended.value.code
+
+    assert run("--backend", "docker") == 0
+    assert "--backend docker" in (tmp_path / "out" / "card.md").read_text()
+    capsys.readouterr()
+    assert run() == 2
+    assert "holds a result of other inputs or settings" in capsys.readouterr().err
+    assert run("--backend", "docker") == 0
