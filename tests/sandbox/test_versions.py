@@ -40,6 +40,7 @@ PBR = "import setuptools\nsetuptools.setup(setup_requires=['pbr'], pbr=True)\n"
 FROM_FILE = "from my_pkg._version import __version__, version_tuple\n"
 FROM_METADATA = "from importlib.metadata import version\n__version__ = version('my-pkg')\n"
 FROM_TOOL = "import setuptools_scm\n__version__ = setuptools_scm.get_version(root='/testbed')\n"
+NO_SCM = "setuptools-scm is not installed: the dev extra brings it"
 
 STYLES: dict[str, dict[str, str]] = {
     "setuptools-scm, file": {"pyproject.toml": SETUPTOOLS_SCM, "src/my_pkg/__init__.py": FROM_FILE},
@@ -61,6 +62,7 @@ def plain(able: None) -> Iterator[LocalBackend]:
 
 def tool() -> dict[str, bytes]:
     """setuptools_scm and what it needs, as files beside the package (no box has them)."""
+    pytest.importorskip("setuptools_scm", reason=NO_SCM)
     found = {}
     for name in ("setuptools-scm", "setuptools"):
         for file in distribution(name).files or []:
@@ -122,7 +124,7 @@ def test_files_that_exist_and_paths_that_leave_the_tree_are_left_alone(tmp_path:
 
 def test_the_version_file_is_the_real_tools(tmp_path: Path) -> None:
     """Every name that setuptools-scm's own file defines is in ours."""
-    scm = pytest.importorskip("setuptools_scm", reason="the dev extra brings setuptools-scm")
+    scm = pytest.importorskip("setuptools_scm", reason=NO_SCM)
     real = tmp_path / "_version.py"
     scm.dump_version(root=str(tmp_path), version=PRETEND_VERSION, write_to=str(real))
     names: list[set[str]] = []
