@@ -69,6 +69,11 @@ ATTEMPTS: dict[str, str] = {
         mount -t tmpfs x /tmp 2>/dev/null && echo ESCAPED mount
         umount /testbed 2>/dev/null && echo ESCAPED umount
     """,
+    "print into every command's output": """
+        echo 'echo noise' | tee ~/.bashrc ~/.profile ~/.bash_profile ~/.bash_login >/dev/null 2>&1
+        said=$(bash -c true 2>&1)
+        [ -n "$said" ] && echo ESCAPED bash -c true prints $said
+    """,
     "read the command server": """
         cat /proc/1/environ /proc/1/mem >/dev/null 2>&1 && echo ESCAPED memory
         ls /proc/1/fd 2>/dev/null && echo ESCAPED descriptors

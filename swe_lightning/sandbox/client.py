@@ -19,7 +19,7 @@ from typing import Protocol
 
 from swe_lightning.errors import SandboxLost
 from swe_lightning.sandbox.base import TREE_ROOT, ExecResult, Limits, TreeDiff
-from swe_lightning.sandbox.boxside.wire import OK, fields_of, pack, unpack
+from swe_lightning.sandbox.boxside.wire import OK, fields_of, mapping, over, pack, unpack
 
 REPLY_GRACE_S = 30.0
 READ_LIMIT = 64 << 20
@@ -122,8 +122,14 @@ def to_bytes(text: str) -> bytes:
         return text.encode("utf-8", "replace")
 
 
-def pack_mapping(mapping: Mapping[str, str]) -> bytes:
-    return fields_of(*(to_bytes(part) for item in mapping.items() for part in item))
+def pack_mapping(values: Mapping[str, str]) -> bytes:
+    return fields_of(*(to_bytes(part) for item in values.items() for part in item))
+
+
+def environment(base: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """Of every command: what is given over the box's own, by the same rule as what a single command is given."""
+    both = over(mapping(pack_mapping(base)), mapping(pack_mapping(given)))
+    return {k.decode("utf-8", "surrogateescape"): v.decode("utf-8", "surrogateescape") for k, v in both.items()}
 
 
 def check_relative(path: str) -> str:

@@ -32,6 +32,7 @@ from swe_lightning.sandbox.boxside.wire import OK, pack
 from swe_lightning.sandbox.client import (
     CommandClient,
     check_relative,
+    environment,
     pack_mapping,
     receive,
     receive_with_fds,
@@ -185,7 +186,7 @@ class LocalBackend:
                 pack(
                     b"init",
                     *settings(limits, watch=not groups, count_processes=host.kernel() >= (5, 14)),
-                    pack_mapping({**rootfs.BOX_ENV, **env}),
+                    pack_mapping(environment(rootfs.BOX_ENV, env)),
                 )
             )
             fields, fds = receive_with_fds(ours)

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from swe_lightning.sandbox.base import ORIGINAL_ROOT, FileState, Limits, TreeDiff
 from swe_lightning.sandbox.boxside.wire import fields_of, pack
-from swe_lightning.sandbox.client import REPLY_GRACE_S, CommandClient, pack_mapping, settings
+from swe_lightning.sandbox.client import REPLY_GRACE_S, CommandClient, environment, pack_mapping, settings
 from swe_lightning.sandbox.rootfs import BOX_ENV
 from swe_lightning.sandbox.treediff import MAX_FILE_BYTES, MAX_NOTES, MAX_TOTAL_BYTES, BaseTree
 
@@ -55,7 +55,7 @@ def remote_diff(server: CommandClient, base: BaseTree) -> tuple[TreeDiff, list[s
 def container_env(image_env: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
     """Of every command: ours, over it what the image's own shell would set, over it what the caller gives."""
     ours = {k: v for k, v in BOX_ENV.items() if k not in ("PATH", "VIRTUAL_ENV")}
-    return {**ours, "PATH": DEFAULT_PATH, **image_env, **env}
+    return environment({**ours, "PATH": DEFAULT_PATH, **image_env}, env)
 
 
 def prepare(

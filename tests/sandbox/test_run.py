@@ -41,6 +41,25 @@ def test_the_environment_is_ours_and_not_the_hosts(backend: Backend, tree: Path)
     assert (once.output, after) == (b"2now\n", "1\n")
 
 
+def test_a_path_goes_in_front_of_the_boxs_own(backend: Backend, tree: Path) -> None:
+    """S15: whoever gives a PATH does not know where Python lies in the box; in its place, nothing would be found."""
+    with backend.create(tree) as box:
+        own = run(box, "printf %s $PATH")
+    with backend.create(tree, env={"PATH": "/testbed/tools:/usr/bin"}) as box:
+        every = run(box, "printf %s $PATH; command -v python >/dev/null || echo no python")
+        one = box.run("printf %s $PATH; python -c ''", timeout_s=20, env={"PATH": "/once"}).output.decode()
+    rest = ":".join(p for p in own.split(":") if p != "/usr/bin")
+    assert every == f"/testbed/tools:/usr/bin:{rest}"
+    assert one == f"/once:{every}"
+
+
+def test_start_up_files_are_not_read_and_cannot_print(backend: Backend, tree: Path) -> None:
+    """S15, H1: each command has the environment it was given, whatever an earlier one wrote for the shell to read."""
+    with backend.create(tree) as box:
+        run(box, "for f in .bashrc .profile .bash_profile; do echo 'echo noise; export MARK=1' >~/$f; done")
+        assert run(box, "bash -c true; echo ${MARK-unset}") == "unset\n"
+
+
 def test_output_is_bytes_exact_and_interleaved(box: Sandbox) -> None:
     result = box.run("printf 'ok\\xff\\x00'; echo err >&2; printf 'end'", timeout_s=20)
     assert result.output == b"ok\xff\x00err\nend"

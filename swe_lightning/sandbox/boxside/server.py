@@ -17,7 +17,7 @@ from struct import unpack_from as _unpack_from
 from . import files
 from .commands import Commands
 from .kernel import keep_proc_closed, prctl
-from .wire import FAILED, OK, mapping, pack, unpack
+from .wire import FAILED, OK, mapping, over, pack, unpack
 
 PR_SET_DUMPABLE = 4
 
@@ -85,7 +85,7 @@ class Server:
 
     def on_run(self, fields: list[bytes]) -> list[bytes]:
         """Timeout in seconds, command, further environment -> exit code, flags (t timed out, c cut), output."""
-        env = {**self.env, **mapping(fields[2])}
+        env = over(self.env, mapping(fields[2]))
         code, timed_out, output, cut = self.commands.run(fields[1], env, float(fields[0]), self.sock.fileno())
         return [str(code).encode(), (b"t" if timed_out else b"") + (b"c" if cut else b""), output]
 

@@ -33,3 +33,13 @@ def mapping(body: bytes) -> dict[bytes, bytes]:
     """Fields that alternate key and value."""
     fields = unpack(body)
     return dict(zip(fields[::2], fields[1::2], strict=True))
+
+
+def over(base: dict[bytes, bytes], more: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """`more` over `base`. A PATH goes in front of the one that is there, never in its place: whoever gives one does not
+    know where a box has its Python."""
+    both = {**base, **more}
+    if b"PATH" in base and b"PATH" in more:
+        first = more[b"PATH"].split(b":")
+        both[b"PATH"] = b":".join(first + [p for p in base[b"PATH"].split(b":") if p not in first])
+    return both
