@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from swe_lightning.recipe import SandboxSection
+from swe_lightning.controller.runner import real_rooms
+from swe_lightning.recipe import SandboxSection, load_recipe
 from swe_lightning.sandbox import FileState, make_backend
 
 
@@ -95,6 +96,18 @@ def test_what_a_box_had_is_kept(able: None, tree: Path, tmp_path: Path) -> None:
     assert all(repr(name) in said for name in expected)
     assert "left out 'p: " in said
     assert expected["link2"] == FileState(b"/etc", 0o777, symlink=True)
+
+
+@pytest.mark.parametrize("remember", [True, False])
+def test_an_override_keeps_what_runs_had(able: None, tree: Path, tmp_path: Path, remember: bool) -> None:
+    """`swel train` and `swel eval` with `--set sandbox.keep=...`: boxes as their workers make them."""
+    recipe = load_recipe("recipes/tiny_cpu.yaml", [f"sandbox.keep={tmp_path / 'kept'}"])
+    assert recipe.sandbox.remember_commands
+    with real_rooms(tmp_path).backend(recipe.sandbox, remember).create(tree, label="s1-g1-r1") as box:
+        box.run("echo new >made", timeout_s=9)
+    (kept,) = (tmp_path / "kept").iterdir()
+    assert kept.name.startswith("s1-g1-r1-")
+    assert (kept / "tree/made").read_text() == "new\n"
 
 
 def test_a_full_disk_does_not_hide_what_the_box_said(able: None, tree: Path, tmp_path: Path) -> None:
