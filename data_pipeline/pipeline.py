@@ -20,6 +20,7 @@ from data_pipeline import probe as probing
 from data_pipeline.files import Raw, Source
 from data_pipeline.histograms import histograms
 from data_pipeline.ledger import Ledger
+from data_pipeline.probe_results import load_results
 from data_pipeline.report import build_report
 from data_pipeline.scan import Facts, Rules, scan
 from data_pipeline.settings import FilterSettings, Tools
@@ -58,7 +59,7 @@ def run_filter(
     stages.choose(settings.preset, settings.add, settings.skip)
     want_directory(out, "--out")
     if probe_results is not None:
-        tools = replace(tools, outcomes=probing.load_results(probe_results))
+        tools = replace(tools, outcomes=load_results(probe_results))
     sources = open_sources(inputs, settings.hub_split, stream=tools.stream)
     evaluation = _evaluation_set(settings.eval_set)
     given = {"probe_results": str(probe_results) if probe_results else None, "branches": tools.branches_file}
@@ -132,6 +133,9 @@ def filter_facts(
     report = build_report(
         ledger, train, val, asdict(settings), mode, work.index.unchecked, work.classes, work.rates, sizes
     )
+    if tools.outcomes is not None:
+        known = {row["instance_id"] for row in rows}
+        report["probe_results"] = {"tasks": len(tools.outcomes), "unknown": len(tools.outcomes.keys() - known)}
     return FilterResult(train, val, ledger, report)
 
 

@@ -21,16 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import orjson
-
 from data_pipeline.journal import Journal
+from data_pipeline.probe_results import Outcome, Results, recorded
 from data_pipeline.progress import progress
 from swe_lightning.errors import DataError
 
 Row = Mapping[str, Any]
-Outcome = bool | None
-Results = dict[str, list[Outcome]]
-"""instance_id -> outcome of each rollout, by number; None = no verdict (infrastructure failure)."""
 CLASSES = ("all_solved", "mixed", "none_solved", "undecided")
 NONE_SOLVED_KEPT = 1000
 OUTCOMES_FILE, RUN_NAME, IDENTITY_FILE = "probe.jsonl", "probe", "probe_identity.txt"
@@ -173,40 +169,6 @@ class _Probe:
 
     def results(self) -> Results:
         return {name: [task.outcomes[n] for n in sorted(task.outcomes)] for name, task in self._tasks.items()}
-
-
-def recorded(file: Path) -> dict[str, dict[int, Outcome]]:
-    """Outcomes of a JSONL file by task and number of the rollout; lines without a number count upwards."""
-    found: dict[str, dict[int, Outcome]] = defaultdict(dict)
-    for line, record in Journal.read(file):
-        place = f"{file}:{line}"
-        if not isinstance(record, dict) or not {"instance_id", "solved"} <= record.keys():
-            raise DataError(f"{place}: wants an object with instance_id and solved")
-        numbered = found[str(record["instance_id"])]
-        number = record.get("rollout", len(numbered))
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise DataError(f"{place}: rollout must be a number, not {number!r}")
-        numbered[number] = _outcome(record["solved"], place)
-    return dict(found)
-
-
-def load_results(file: Path) -> Results:
-    """Outcomes from a JSONL file (one rollout per line) or a JSON object {instance_id: [true, false, null]}."""
-    if not file.is_file():
-        raise DataError(f"cannot read probe results {file}: no such file")
-    if file.suffix != ".json":
-        return {name: [numbered[n] for n in sorted(numbered)] for name, numbered in recorded(file).items()}
-    try:
-        table = orjson.loads(file.read_bytes())
-        return {name: [_outcome(o, f"{file}: {name}") for o in outcomes] for name, outcomes in table.items()}
-    except (orjson.JSONDecodeError, AttributeError, TypeError) as error:
-        raise DataError(f"{file}: must be a JSON object of instance_id -> list of true, false or null") from error
-
-
-def _outcome(value: Any, place: str) -> Outcome:
-    if value is None or isinstance(value, bool):
-        return value
-    raise DataError(f"{place}: a probe outcome is true, false or null, not {value!r}")
 
 
 def reject_by_difficulty(

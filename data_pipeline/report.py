@@ -80,6 +80,9 @@ def markdown(report: Mapping[str, Any]) -> str:
         for column, table in report["solve_rates"].items():
             rows = [(name or "-", solved, graded, f"{solved / graded:.2f}") for name, (solved, graded) in table.items()]
             parts.append(_table((column, "solved", "tasks", "rate of first verdicts"), rows))
+    if report.get("probe_results", {}).get("unknown"):
+        of = report["probe_results"]
+        parts.append(f"{of['unknown']} of the {of['tasks']} tasks of the probe results are in no input.")
     repositories = [(repo, sides["train"], sides["val"]) for repo, sides in report["repositories"].items()]
     parts += ["## Sizes", "![Tests per task, issue texts, solve rates, repositories](histograms.png)"]
     parts += ["## Repositories", _table(("repository", "train", "validation"), repositories)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from data_pipeline import probe as probing
 from data_pipeline import stages
+from data_pipeline.probe_results import Results
 from data_pipeline.split import Mode
 from data_pipeline.stages.branches import BranchesOfImage
 from data_pipeline.stages.rules import TEST_CAP
@@ -43,7 +44,7 @@ class Tools:
     """Where `branches` was read, for the data card."""
     of_image: BranchesOfImage | None = None
     """Branches of an image, at most one container each; see stages.branches."""
-    outcomes: probing.Results | None = None
+    outcomes: Results | None = None
     """Probe results measured elsewhere."""
     rollouts: AbstractContextManager[probing.Rollouts] | None = None
     probe_identity: str | None = None

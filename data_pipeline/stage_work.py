@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline import probe as probing
+from data_pipeline.probe_results import Results, refuse_unfit
 from data_pipeline.progress import progress
 from data_pipeline.report import bug_kind
 from data_pipeline.scan import Facts
@@ -20,7 +21,6 @@ from data_pipeline.stages.branches import BranchIndex, missing_branch, unresolva
 from data_pipeline.stages.leaks import EvaluationSet
 from data_pipeline.store import RowStore
 from data_pipeline.validate import validate
-from swe_lightning.errors import DataError
 
 VALIDATION_FILE = "validation.jsonl"
 """Beside the outputs: every grading of the validation stage."""
@@ -97,10 +97,10 @@ class StageWork:
         self.solved = probing.verdict_counts(candidates, results)
         return {positions[i]: why for i, why in rejected.items()}
 
-    def _probed(self, candidates: Sequence[Facts]) -> probing.Results:
+    def _probed(self, candidates: Sequence[Facts]) -> Results:
         if self._tools.outcomes is not None:
-            if candidates and not any(row["instance_id"] in self._tools.outcomes for row in candidates):
-                raise DataError("the probe results name none of the tasks that are left; are they of another data set?")
+            if candidates:
+                refuse_unfit(self._tools.outcomes, (row["instance_id"] for row in candidates), self._settings.k)
             return self._tools.outcomes
         assert self._tools.rollouts is not None
         assert self._out is not None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from data_pipeline import commands, stages
 from data_pipeline.ledger import Ledger, LedgerError
 from data_pipeline.pipeline import FilterSettings, Tools, filter_rows
-from data_pipeline.probe import load_results
+from data_pipeline.probe_results import load_results
 from data_pipeline.repos import Branch, build_repository
 from data_pipeline.split import split_rows
 from data_pipeline.stages.branches import BranchIndex, missing_branch
@@ -275,6 +275,26 @@ def test_probe_through_the_command(
     (tmp_path / "other.json").write_text('{"elsewhere-1": [true]}')
     with pytest.raises(DataError, match="name none of the tasks"):
         commands.filter(inputs=[file], out=tmp_path / "third", probe_results=tmp_path / "other.json")
+
+
+def test_imported_outcomes_of_other_tasks_and_other_k(
+    make_row: Make, write_rows: Callable[..., str], tmp_path: Path
+) -> None:
+    rows, results = [make_row(n) for n in range(6)], tmp_path / "r.json"
+    names = [row["instance_id"] for row in rows]
+    settings: dict[str, Any] = {"inputs": [write_rows(rows)], "out": tmp_path / "out", "probe_results": results}
+    written = [[True, False], [True, True], [False, None], [False, True], [False, False]]
+    results.write_text(json.dumps({**dict(zip(names, written, strict=False)), "gone-1": [True, True]}))
+    with pytest.raises(DataError, match="at most 2 rollouts of a task, fewer than --k 4; give --k 2"):
+        commands.filter(**settings, val_size=1)
+    assert not (tmp_path / "out").exists()
+    report = commands.filter(**settings, k=2, val_size=1)
+    assert report["difficulty"] == {"all_solved": 1, "mixed": 2, "none_solved": 1, "undecided": 2}
+    assert report["probe_results"] == {"tasks": 6, "unknown": 1}
+    assert "1 of the 6 tasks of the probe results are in no input" in (tmp_path / "out" / "report.md").read_text()
+    results.write_text(json.dumps({name: [True] * 4 + [False] for name in names}))
+    report = commands.filter(**settings, k=4, val_size=1, overwrite=True)
+    assert report["difficulty"]["mixed"] == 6, "verdicts beyond --k count"
 
 
 def test_outcomes_of_another_model_are_never_counted(

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.probe import classify, load_results, probe, reject_by_difficulty, solve_table
+from data_pipeline.probe import classify, probe, reject_by_difficulty, solve_table
+from data_pipeline.probe_results import load_results
 from data_pipeline.report import bug_kind
 from swe_lightning.errors import DataError
 
@@ -105,6 +106,24 @@ def test_an_answer_to_no_question_is_refused(make_row: Make, written_rollouts: A
         ("r.jsonl", '{"solved": true}\n{"instance_id": "a", "solved": true}\n', "r.jsonl:1: wants an object"),
         ("r.jsonl", '{"instance_id": "a", "solved": true}\n{"insta\n{}', "r.jsonl:2: not valid JSON"),
         ("r.jsonl", '{"instance_id": "a", "solved": true, "rollout": "x"}\n', "rollout must be a number"),
+        (
+            "r.jsonl",
+            '{"instance_id": "a", "solved": true, "rollout": -1}\n',
+            "r.jsonl:1: rollout must be a number from 0",
+        ),
+        ("r.jsonl", '{"instance_id": "a", "solved": true, "rollout": 1.5}\n', "from 0 upwards, not 1.5"),
+        ("r.jsonl", '{"instance_id": 7, "solved": true}\n', "r.jsonl:1: instance_id must be text, not 7"),
+        (
+            "r.jsonl",
+            '{"instance_id": "a", "solved": true, "rollout": 0}\n{"instance_id": "a", "solved": false, "rollout": 0}\n',
+            "r.jsonl:2: rollout 0 of a was already given",
+        ),
+        ("r.json", '{"a": [true], "b": [null], "a": [false]}', "a is given twice; take one of its lists out"),
+        ("r.json", '{"a": ""}', "instance_id -> list of true, false or null"),
+        ("r.json", '{"a": 3}', "instance_id -> list of true, false or null"),
+        ("r.json", '{"a": {"solved": 1}}', "instance_id -> list of true, false or null"),
+        ("r.json", '{"a": [NaN]}', "true, false or null, not nan"),
+        ("r.json", "{", "r.json: not valid JSON"),
         ("r.json", "[]", "JSON object"),
         ("r.json", '{"a": ["yes"]}', "true, false or null"),
         ("absent.json", None, "no such file"),
