@@ -20,12 +20,10 @@ import os
 import random
 import secrets
 import socket
-import stat
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -37,20 +35,14 @@ from swe_lightning.sandbox.boxside.wire import pack
 from swe_lightning.sandbox.bundle import IN_BOX, launch
 from swe_lightning.sandbox.client import CommandClient, check_relative
 from swe_lightning.sandbox.hardening import ENVIRONMENT, cluster_name
-from swe_lightning.sandbox.kubernetes_api import OURS, ApiError, Cluster, retrying
+from swe_lightning.sandbox.kubernetes_api import ApiError, Cluster, retrying
+from swe_lightning.sandbox.kubernetes_ended import remove_ended
 from swe_lightning.sandbox.kubernetes_isolation import Isolation
 from swe_lightning.sandbox.kubernetes_line import ExecStream, Line
-from swe_lightning.sandbox.kubernetes_manifests import (
-    ENDED_TTL_S,
-    OWNER,
-    RAW_LABEL,
-    UIDS,
-    WIRE,
-    BoxSpec,
-    box_job,
-)
+from swe_lightning.sandbox.kubernetes_manifests import UIDS, WIRE, BoxSpec, box_job
 from swe_lightning.sandbox.kubernetes_pods import Pod, wait_running, why_lost
-from swe_lightning.sandbox.owners import owner_is_gone, owner_stamp
+from swe_lightning.sandbox.kubernetes_tree import batches
+from swe_lightning.sandbox.owners import owner_stamp
 from swe_lightning.sandbox.remote_tree import container_env, prepare, remote_diff, survey
 from swe_lightning.sandbox.starts import start_slot
 from swe_lightning.sandbox.treediff import BaseTree
@@ -62,7 +54,6 @@ BRIDGE = launch("-c", "from boxside import pod; pod.bridge()")
 KEEP_ALIVE_S = 20.0
 REASON_PATIENCE_S = 8.0
 """How long a node may take to report why a container ended."""
-LAY_BYTES = 2 << 20
 
 
 class KubernetesSandbox:
@@ -208,7 +199,7 @@ class KubernetesBackend:
         """Tree in, isolation proven, then as any container: lay, record, limits, filter."""
         patience = max(5.0, until - time.monotonic())
         keeper = CommandClient(line.side(b"keeper"), spec.name, lambda: None)
-        for batch in _batches(tree):
+        for batch in batches(tree):
             keeper.ask(pack(b"lay", *batch), patience)
         here.isolation.prove(keeper)
         server = CommandClient(line.side(b"server"), spec.name, lambda: None)
@@ -226,19 +217,7 @@ class KubernetesBackend:
     def gc(self, label: str | None = None) -> int:
         """Remove the boxes of owners that are gone, and of ended ones that the cluster has not removed by itself."""
         self._clear_leftovers()
-        cluster = self._connected().cluster
-        until = time.monotonic() + 60
-        removed = 0
-        for kind in ("jobs", "pods"):
-            found = retrying(cluster, "cannot list sandboxes", functools.partial(cluster.find, kind, OURS), until)
-            for one in found:
-                notes = one["metadata"].get("annotations") or {}
-                if one["metadata"].get("ownerReferences") or (label is not None and notes.get(RAW_LABEL) != label):
-                    continue
-                if _owner_is_gone(notes.get(OWNER, "")) or _ended_long_ago(one):
-                    delete = functools.partial(cluster.delete, kind, one["metadata"]["name"])
-                    removed += retrying(cluster, "cannot remove a sandbox", delete, until)
-        return removed
+        return remove_ended(self._connected().cluster, label)
 
     def close(self) -> None:
         """Remove the probe's pod. Boxes have to be destroyed before."""
@@ -329,56 +308,3 @@ class _Connected:
         atexit.unregister(self.isolation.close)
         self.isolation.close()
         self.cluster.close()
-
-
-def _owner_is_gone(stamp: str) -> bool:
-    """Whether it certainly ended; owners on other machines are not judged from here."""
-    host, _, rest = stamp.partition(" ")
-    return host == socket.gethostname() and owner_is_gone(rest)
-
-
-def _ended_long_ago(found: dict[str, object]) -> bool:
-    status = found.get("status")
-    conditions = status.get("conditions") if isinstance(status, dict) else None
-    for condition in conditions or []:
-        if condition.get("type") in ("Complete", "Failed") and condition.get("status") == "True":
-            ended = datetime.fromisoformat(condition["lastTransitionTime"])
-            return (datetime.now(UTC) - ended).total_seconds() > ENDED_TTL_S
-    return False
-
-
-def _batches(tree: Path) -> Iterator[list[bytes]]:
-    """The tree as the keeper lays it (boxside/pod.py, on_lay), a few megabytes at a time."""
-    batch: list[bytes] = []
-    size = 0
-    root = os.fsencode(tree)
-    for folder, names, files in os.walk(root):
-        for name in [*names, *files]:
-            path = os.path.join(folder, name)
-            info = os.lstat(path)
-            relative = os.path.relpath(path, root)
-            when = b"%d" % info.st_mtime_ns
-            parts: Iterable[tuple[bytes, bytes]]
-            if stat.S_ISDIR(info.st_mode):
-                parts = [(b"d", b"")]
-            elif stat.S_ISLNK(info.st_mode):
-                parts = [(b"l", os.readlink(path))]
-            elif stat.S_ISREG(info.st_mode):
-                parts = _parts(path, b"755" if info.st_mode & 0o100 else b"644")
-            else:
-                continue
-            for kind, data in parts:
-                batch += [relative, kind, when, data]
-                size += len(data) + 100
-                if size > LAY_BYTES:
-                    yield batch
-                    batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _parts(path: bytes, mode: bytes) -> Iterator[tuple[bytes, bytes]]:
-    with open(path, "rb") as file:
-        yield mode, file.read(LAY_BYTES)
-        while data := file.read(LAY_BYTES):
-            yield b"+", data
