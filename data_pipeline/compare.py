@@ -51,7 +51,7 @@ def _read(one: TaskSet) -> dict[str, tuple[str, Columns]]:
 
 def _digests(row: Row) -> Columns:
     return {
-        column: hash(orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS))
+        column: hash(orjson.dumps(value, default=repr, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS))
         for column, value in row.items()
         if value is not None and column not in PLACES
     }

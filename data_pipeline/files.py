@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -96,16 +97,20 @@ def _json_lines(path: Path, packed: str) -> Iterator[Raw]:
 
 
 def _parsed(lines: Iterable[bytes], offset: int | None) -> Iterator[Raw]:
-    """`offset` of the first line, where rows are to come with their place."""
+    """`offset` of the first line, where rows are to come with their place. A byte order mark is no part of a row."""
+    marked = not offset
     for number, line in enumerate(lines, 1):
+        size = len(line)
+        if marked and number == 1:
+            line = line.removeprefix(BOM_UTF8)
         if line and not line.isspace():
             try:
                 row = orjson.loads(line)
             except orjson.JSONDecodeError as error:
                 raise BadLine(number, f"not valid JSON ({error})") from error
-            yield Raw(number, row, None if offset is None else (offset, len(line)))
+            yield Raw(number, row, None if offset is None else (offset + size - len(line), len(line)))
         if offset is not None:
-            offset += len(line)
+            offset += size
 
 
 def _stretches(path: Path, processes: int, least_bytes: int) -> list[Reader]:
@@ -147,7 +152,7 @@ def cut(file: Path, parts: int) -> list[tuple[int, int]]:
 def _json(path: Path, packed: str) -> Iterator[Raw]:
     data = b"\n".join(_lines(path, packed)) if packed == ".zst" else b"".join(_lines(path, packed))
     try:
-        value = orjson.loads(data)
+        value = orjson.loads(data.removeprefix(BOM_UTF8))
     except orjson.JSONDecodeError as error:
         raise DataError(f"{path}: not valid JSON ({error})") from error
     if isinstance(value, dict) and all(isinstance(row, dict) for row in value.values()):

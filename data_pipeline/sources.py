@@ -219,7 +219,7 @@ def _as_list(value: Any, column: str) -> list[str]:
 def _parse_list(text: str, column: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # also a number of too many digits
         try:
             return ast.literal_eval(text)
         except (ValueError, SyntaxError, MemoryError, RecursionError) as error:

@@ -131,4 +131,18 @@ class RowStore:
 
 
 def encode(row: Mapping[str, Any]) -> bytes:
-    return orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS) + b"\n"
+    """A row as a line of JSON. DataError names a column of bytes or decimals, which it cannot hold."""
+    options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+    try:
+        return orjson.dumps(row, option=options) + b"\n"
+    except TypeError as error:
+        raise DataError(f"{row.get('instance_id')}: column {_unfit(row, options)}: {error}; leave it out") from error
+
+
+def _unfit(row: Mapping[str, Any], options: int) -> str:
+    for column, value in row.items():
+        try:
+            orjson.dumps({column: value}, option=options)
+        except TypeError:
+            return str(column)
+    return "unknown"

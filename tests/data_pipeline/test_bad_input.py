@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import codecs
+import gzip
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import cli
+from data_pipeline import commands
+from data_pipeline.files import open_file
 
 Make = Callable[..., dict[str, Any]]
 
@@ -52,6 +57,11 @@ LINES: list[tuple[Any, str]] = [
     ({"instance_id": "a", "repo": "a/b", "patch": 5}, "tasks.jsonl:3: column patch"),
     ({"instance_id": "a", "repo": "a/b", "repo_path": 5}, "repo_path must be text"),
     ({"instance_id": "a", "repo": "a/b", "test_env": {"A": 1}}, "tasks.jsonl:3: column test_env.A"),
+    ({"instance_id": "a", "repo": "a/b", "PASS_TO_PASS": "[" * 20_000}, "PASS_TO_PASS is text but neither a JSON nor"),
+    ({"instance_id": "a", "repo": "a/b", "PASS_TO_PASS": "9" * 6_000}, "PASS_TO_PASS is text but neither a JSON nor"),
+    ({"instance_id": "a", "repo": "a/b", "PASS_TO_PASS": "null"}, "PASS_TO_PASS must be a list of test ids"),
+    ({"instance_id": "a", "repo": "a/b", "patch": None}, "tasks.jsonl:3: column patch: Input should be a valid string"),
+    ('{"instance_id": "a", "repo": "a/b", "own": NaN}', "tasks.jsonl:3: not valid JSON"),
     ("again", "tasks.jsonl:3: instance_id 'owner__name.0123abcd.func_basic__00000000' was already given at"),
 ]
 
@@ -80,6 +90,53 @@ def test_damaged_files(make_row: Make, tmp_path: Path, refused: Any) -> None:
     assert "damaged or truncated" in refused(tmp_path / "t.jsonl.gz")
     (tmp_path / "t.jsonl").write_bytes(b"")
     assert "no rows in" in refused(tmp_path / "t.jsonl")
+
+
+PARQUET: list[tuple[dict[str, Any], str]] = [
+    ({"own": b"\xff\xd8"}, "0001: column own: Type is not JSON serializable: bytes; leave it out"),
+    ({"own": Decimal("1.5")}, "0001: column own: Type is not JSON serializable: decimal.Decimal; leave it out"),
+    ({"FAIL_TO_PASS": [1, 2]}, "t.parquet: row 1: FAIL_TO_PASS must be a list of test ids"),
+    ({"FAIL_TO_PASS": ["a", None]}, "t.parquet: row 1: FAIL_TO_PASS must be a list of test ids"),
+    ({"instance_id": None}, "t.parquet: row 1: column instance_id is missing or not text"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), PARQUET, ids=range(len(PARQUET)))
+def test_columns_that_no_row_can_have(
+    make_row: Make, tmp_path: Path, refused: Any, changes: dict[str, Any], message: str
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist([make_row(1, **changes)]), tmp_path / "t.parquet")
+    assert message in refused(tmp_path / "t.parquet")
+
+
+def test_the_bytes_of_a_marked_file_are_copied_without_its_mark(make_row: Make, tmp_path: Path) -> None:
+    lines = [json.dumps(make_row(n, image_name="owner/image:1")).encode() + b"\n" for n in range(3)]
+    (tmp_path / "t.jsonl").write_bytes(codecs.BOM_UTF8 + b"".join(lines))
+    first = next(open_file(tmp_path / "t.jsonl").read())
+    assert first.span == (3, len(lines[0]))
+    commands.filter(inputs=[str(tmp_path / "t.jsonl")], out=tmp_path / "out", val_size=1)
+    copied = [line for side in ("train", "val") for line in (tmp_path / "out" / f"{side}.jsonl").open("rb")]
+    assert sorted(copied) == lines
+
+
+def test_rows_as_other_systems_write_them(make_row: Make, tmp_path: Path) -> None:
+    """A byte order mark, CRLF, test lists as text: read as what they say. Rows are copied without the mark."""
+    rows = [make_row(n, FAIL_TO_PASS="['t.py::a']", PASS_TO_PASS=json.dumps(["t.py::b"])) for n in range(3)]
+    text = "\r\n".join(map(json.dumps, rows))
+    (tmp_path / "bom.jsonl").write_bytes(codecs.BOM_UTF8 + text.encode())
+    (tmp_path / "bom.json").write_bytes(codecs.BOM_UTF8 + json.dumps(rows).encode())
+    (tmp_path / "bom.jsonl.gz").write_bytes(gzip.compress(codecs.BOM_UTF8 + text.encode()))
+    for name in ("bom.jsonl", "bom.json", "bom.jsonl.gz"):
+        out = tmp_path / f"out-{name}"
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["data", "filter", "--input", str(tmp_path / name), "--out", str(out), "--val-size", "1"])
+        assert ended.value.code == 0
+        found = [json.loads(line) for side in ("train", "val") for line in (out / f"{side}.jsonl").open()]
+        assert sorted(row["instance_id"] for row in found) == [row["instance_id"] for row in rows]
+        assert all((row["FAIL_TO_PASS"], row["PASS_TO_PASS"]) == (["t.py::a"], ["t.py::b"]) for row in found)
 
 
 def test_an_empty_result_names_the_reasons(make_row: Make, tmp_path: Path, refused: Any) -> None:
