@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 
 from data_pipeline import commands, outputs
 from data_pipeline.files import PARALLEL_BYTES, cut
+from data_pipeline.processes import no_interrupts
 from data_pipeline.scan import Rules, scan
 from data_pipeline.sources import open_sources
 from data_pipeline.store import RowStore
@@ -214,3 +216,17 @@ def test_blank_lines_count_however_the_file_is_read(make_row: Make, tmp_path: Pa
     for options in ({"parallel_bytes": 1 << 40}, {"workers": 2, "parallel_bytes": 0}):
         with pytest.raises(DataError, match=r"tasks.jsonl:121: a row must be a JSON object, not list"):
             scanned(str(file), **options)
+
+
+def test_ctrl_c_that_another_thread_takes_is_held_back_too() -> None:
+    done = threading.Event()
+    threading.Thread(target=done.wait, daemon=True).start()  # blocks no signal, so the kernel may give it this one
+    held = False
+    with pytest.raises(KeyboardInterrupt):
+        with no_interrupts():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+            held = True
+    done.set()
+    assert held
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
