@@ -222,11 +222,16 @@ def test_ctrl_c_that_another_thread_takes_is_held_back_too() -> None:
     done = threading.Event()
     threading.Thread(target=done.wait, daemon=True).start()  # blocks no signal, so the kernel may give it this one
     held = False
-    with pytest.raises(KeyboardInterrupt):
+
+    def interrupted() -> None:
+        nonlocal held
         with no_interrupts():
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.2)
             held = True
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     done.set()
     assert held
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
