@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Unit:
-    source: str
-    """Name of the task's image, or its id."""
     image_id: str
+    """Of the task's image: what was pulled or hardened."""
+    names: list[str] = field(default_factory=list)
+    """All it goes by here: two registries, or two spellings, of one image are one unit."""
     hardened: list[str] = field(default_factory=list)
     pulled: bool = False
     bytes: int = 0
@@ -41,18 +42,21 @@ def units(client: docker.APIClient) -> list[Unit]:
     images = {image["Id"]: image for image in client.images()}
     found: dict[str, Unit] = {}
     for image_id, image in images.items():
-        if names := usage.pulled(image_id):
-            unit = found.setdefault(image_id, Unit(names[0], image_id))
+        if usage.pulled(image_id):
+            unit = found.setdefault(image_id, Unit(image_id))
             unit.pulled, unit.bytes = True, max(unit.bytes, image["Size"])
         labels = image.get("Labels") or {}
         source_id = labels.get(LABELS["id"])
         if source_id:
-            unit = found.setdefault(source_id, Unit(labels[LABELS["source"]], source_id))
+            unit = found.setdefault(source_id, Unit(source_id))
+            unit.names.append(labels[LABELS["source"]])
             unit.hardened += [tag for tag in image.get("RepoTags") or [] if tag != "<none>:<none>"] or [image_id]
             unit.bytes = max(unit.bytes, image["Size"])
             unit.last_use = max(unit.last_use, usage.last_use(image_id), float(image["Created"]))
     running = {container["ImageID"] for container in client.containers()}
     for unit in found.values():
+        tags = images.get(unit.image_id, {}).get("RepoTags") or []
+        unit.names = sorted({*unit.names, *usage.pulled(unit.image_id), *tags} - {"<none>:<none>"})
         unit.last_use = max(unit.last_use, usage.last_use(unit.image_id))
         unit.bytes += _size(_checkout(unit.image_id))
         ids = {unit.image_id} | {i for i, im in images.items() if set(im.get("RepoTags") or []) & set(unit.hardened)}

@@ -65,7 +65,7 @@ def list_images(
     if tasks is not None:
         show(presence(connect(), needed([str(tasks)])), ["image", "tasks", "here", "id"], as_json)
         return
-    show([u.as_dict() for u in units(connect())], ["source", "bytes", "hardened", "pulled", "running"], as_json)
+    show([u.as_dict() for u in units(connect())], ["names", "bytes", "hardened", "pulled", "running"], as_json)
 
 
 @app.command()
@@ -115,7 +115,7 @@ def prune(
     from swe_lightning.sandbox.docker_engine import connect
 
     removed = remove(connect(600), int(keep_gb * 1e9), dry_run=dry_run)
-    show([u.as_dict() for u in removed], ["source", "bytes", "hardened", "pulled"], as_json)
+    show([u.as_dict() for u in removed], ["names", "bytes", "hardened", "pulled"], as_json)
 
 
 def one(tasks: list[Task]) -> Task | None:

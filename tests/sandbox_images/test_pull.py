@@ -188,9 +188,22 @@ def test_commands(client: Any, registry: str, published: str, task_image_name: s
     (bad, *_) = swel("check", f"{registry}/{TINY}", code=1)
     assert (bad["check"], bad["ok"]) == ("starts", False)
 
-    known = [unit["source"] for unit in swel("list")]
+    known = [name for unit in swel("list") for name in unit["names"]]
     assert {f"{registry}/{TINY}", task_image_name} <= set(known)
     remove(client, f"{registry}/{TINY}", "swel-test-tiny", f"{registry}/swel-test-tiny")
+
+
+def test_one_image_of_two_registries_is_listed_once_with_both_names(client: Any, registry: str, published: str) -> None:
+    """Whichever name comes first in the alphabet: a user looks for the one in the task file."""
+    name = f"{registry}/{TINY}"
+    Puller(client).pull([name])
+    client.tag(name, "0.other-hub.test/tiny", tag="2")
+    image_id = find_image(client, name)["Id"]
+    image_usage.used(image_id, pulled_as="0.gone.test/tiny:1")
+    (unit,) = (unit for unit in inventory.units(client) if unit.image_id == image_id)
+    assert {f"{name}", "0.other-hub.test/tiny:2", "0.gone.test/tiny:1"} <= set(unit.names)
+    inventory.remove(client, unit)
+    remove(client, "0.other-hub.test/tiny")
 
 
 def test_pruning_takes_what_was_needed_least_recently(
