@@ -55,6 +55,7 @@ class Changes:
             if enough(result) or left <= 0 or self._closed:
                 return result
             try:
-                await asyncio.wait_for(event.wait(), left)
+                async with asyncio.timeout(left):
+                    await event.wait()
             except TimeoutError:
                 continue

@@ -98,7 +98,8 @@ class Gate:
         if self._idle.is_set():  # waiting for no time at all would time out even so
             return
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout=deadline_s)
+            async with asyncio.timeout(deadline_s):
+                await self._idle.wait()
         except TimeoutError:
             message = (
                 f"{self.in_flight} calls still in flight after {deadline_s:g} s; the gate stays paused: "

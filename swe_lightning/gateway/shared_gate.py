@@ -101,7 +101,8 @@ class SharedGate(Gate):
     async def _run(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), POLL_S)
+                async with asyncio.timeout(POLL_S):  # wait_for() of Python 3.11 can swallow the cancellation by stop()
+                    await self._wake.wait()
             self._wake.clear()
             await self._exchange()
             if self._failing:

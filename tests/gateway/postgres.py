@@ -78,15 +78,16 @@ class Postgres:
             self.stop()
         shutil.rmtree(self.home, ignore_errors=True)
 
-    def create(self) -> sa.URL:
-        return _create(sa.make_url(f"postgresql+psycopg://swel:{self.password}@127.0.0.1:{self.port}/postgres"))
+    def create(self, options: str = "") -> sa.URL:
+        server = sa.make_url(f"postgresql+psycopg://swel:{self.password}@127.0.0.1:{self.port}/postgres")
+        return _create(server, options)
 
 
-def _create(server: sa.URL) -> sa.URL:
+def _create(server: sa.URL, options: str = "") -> sa.URL:
     name = f"swel_{uuid.uuid4().hex[:12]}"
     engine = sa.create_engine(server, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
-        connection.execute(sa.text(f"CREATE DATABASE {name}"))
+        connection.execute(sa.text(f"CREATE DATABASE {name} {options}"))
     engine.dispose()
     return server.set(database=name)
 

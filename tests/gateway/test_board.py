@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from swe_lightning.gateway.board import Board, Report
 from swe_lightning.gateway.gate import GateLimits
+from swe_lightning.gateway.schema import holds, meta
+from swe_lightning.gateway.shared_gate import SharedGate
 from swe_lightning.gateway.store import Store
+from swe_lightning.gateway.upstream import Upstreams
 
 from .postgres import Postgres, database, server, text  # noqa: F401
 
@@ -56,6 +62,43 @@ def test_nothing_is_granted_after_a_committed_pause(store: Store) -> None:
     assert (a.exchange(Report({}, waiting=1)).granted, a.exchange(Report({}, waiting=1)).paused) == (0, True)
     store.writer.call(store.set_meta("paused", "0"))
     assert a.exchange(Report({}, waiting=1)).granted == 1
+
+
+def test_who_asks_while_a_pause_is_being_committed_waits_for_it(store: Store) -> None:
+    a = board(store, "a")
+    with ThreadPoolExecutor(1) as pool:
+        with store.engine.begin() as c:
+            c.execute(sa.update(meta).where(meta.c.name == "paused").values(value="1"))
+            asked = pool.submit(a.exchange, Report({}, waiting=1))
+            with pytest.raises(TimeoutError):
+                asked.result(timeout=0.3)
+        assert (asked.result().granted, asked.result().paused) == (0, True)
+
+
+def test_a_gateway_that_was_taken_for_dead_writes_its_seats_up_again(store: Store) -> None:
+    def held() -> list[tuple[str, int]]:
+        with store.engine.connect() as c:
+            rows = c.execute(sa.select(holds.c.rollout_id, holds.c.held).where(holds.c.gateway_id == "a"))
+            return sorted((row.rollout_id, row.held) for row in rows)
+
+    async def scenario() -> None:
+        gate = SharedGate(Board(store.engine, "a", LIMITS), LIMITS, Upstreams(), lambda _: None)
+        await gate.start()
+        try:
+            async with gate.admit("r"), gate.admit("r"), gate.admit("s"):
+                assert held() == [("r", 2), ("s", 1)]
+                b = board(store, "b")
+                b.leave("a")
+                assert held() == []
+                async with asyncio.timeout(10):
+                    while held() != [("r", 2), ("s", 1)]:
+                        await asyncio.sleep(0.02)
+                assert b.exchange(Report({"r": 0}, {"r": 3})).accepted == {"r": 1}
+        finally:
+            async with asyncio.timeout(10):  # the calls have just left and woken its task: it must end even so
+                await gate.stop()
+
+    asyncio.run(scenario())
 
 
 def test_a_silent_gateway_loses_its_places_and_reports_everything_when_it_is_back(store: Store) -> None:

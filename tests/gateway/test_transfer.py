@@ -19,7 +19,7 @@ from swe_lightning.gateway import compact, schema, transfer
 from swe_lightning.gateway.store import Store
 from swe_lightning.records import InfraReason, ModelCall, Outcome, Rollout
 
-from .postgres import database, server  # noqa: F401
+from .postgres import Postgres, database, server, text  # noqa: F401
 from .test_compact import histories
 
 json_values = st.recursive(
@@ -100,6 +100,20 @@ def test_sqlite_to_postgres_and_back_and_then_on(database: str, tmp_path: Path) 
     assert b.writer.call(b.claim("open", "w", "")).attempt == 1
     for store in (a, b, c):
         store.close()
+
+
+def test_the_order_of_lines_is_no_matter_of_the_databases_language(server: Postgres, tmp_path: Path) -> None:  # noqa: F811
+    """By English rules a, B, c; by bytes B, a, c."""
+    english = text(server.create("TEMPLATE template0 LOCALE_PROVIDER icu ICU_LOCALE 'en-US'"))
+    a, b = opened(tmp_path, "a"), Store(english, linger_s=0)
+    for name in ("c", "B", "a"):
+        a.writer.call(a.create_rollouts([Rollout(rollout_id=name, group_id="g")]))
+        a.writer.call(a.claim(name, "w", "same"))
+        a.writer.call(a.save_model({"url": f"http://{name}", "name": "policy", "version": 1, "max_context": None}))
+    transfer.restore(b.engine, lines_of(a), "file")
+    assert lines_of(b) == lines_of(a)
+    a.close()
+    b.close()
 
 
 def test_an_export_is_one_snapshot_and_holds_no_key(database: str, tmp_path: Path) -> None:  # noqa: F811
