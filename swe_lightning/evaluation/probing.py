@@ -64,7 +64,10 @@ class Prober:
         stack = self._started()
         planned = [self._plan(Task.model_validate(row), number) for row, number in wanted]
         places = [(str(row["instance_id"]), number) for row, number in wanted]
-        for rollout, place in zip(stack.gateway.create_rollouts(planned), places, strict=True):
+        created, end = stack.gateway.create_to_follow(planned)
+        if not self._open:  # whoever is open already is followed from where the log was read to
+            self._cursor = max(self._cursor, end)
+        for rollout, place in zip(created, places, strict=True):
             self._open[rollout.rollout_id] = place
             if rollout.state.terminal:
                 self._end(rollout)

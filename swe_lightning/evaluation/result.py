@@ -55,8 +55,6 @@ class EvalResult:
     samples: int
     temperature: float
     records: list[EvalRecord] = field(default_factory=list)
-    cursor: int = 0
-    """Where the gateway's completion log stood when it ended; later evaluations read on from there."""
 
     @property
     def graded(self) -> int:
@@ -144,7 +142,7 @@ class EvalResult:
         try:
             data = json.loads(path.read_bytes())
             records = [EvalRecord(**r) for r in data["records"]]
-            return cls(data["label"], data["samples"], data["temperature"], records, data.get("cursor", 0))
+            return cls(data["label"], data["samples"], data["temperature"], records)
         except OSError as error:
             raise DataError(f"cannot read evaluation {path}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:

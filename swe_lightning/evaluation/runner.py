@@ -23,6 +23,8 @@ from swe_lightning.training.schedule import rollout_config
 if TYPE_CHECKING:
     from swe_lightning.gateway.client import GatewayClient
 
+Slot = tuple[str, int]
+"""Task and number of the sample."""
 POLL_S = 5.0
 CHUNK = 200
 """Rollouts per creation request."""
@@ -56,8 +58,7 @@ def evaluate(
     slots = {(t.instance_id, k): _planned(t, k, label, config, recipe) for t in tasks for k in range(samples)}
     if len(slots) != len(tasks) * samples:
         raise DataError("the task list holds an instance_id twice; remove the duplicate")
-    cursor = 0
-    current = _open(gateway, slots)
+    current, cursor = _open(gateway, slots)
     waiting = {r.rollout_id: slot for slot, r in current.items() if not r.state.terminal}
     tell(len(current) - len(waiting))
     if waiting and on_open:
@@ -73,19 +74,21 @@ def evaluate(
     records = [EvalRecord.of(rollout, slot[1]) for slot, rollout in current.items()]
     for record, rollout in zip(records, current.values(), strict=True):
         record.patch = _patch(run_dir, rollout)
-    result = EvalResult(label, samples, temperature, records, cursor)
+    result = EvalResult(label, samples, temperature, records)
     result.save(run_dir)
     return result
 
 
-def _open(gateway: GatewayClient, slots: dict[tuple[str, int], Rollout]) -> dict[tuple[str, int], Rollout]:
-    """The rollout that counts for each slot, created where none exists or the last one had no verdict."""
-    current: dict[tuple[str, int], Rollout] = {}
+def _open(gateway: GatewayClient, slots: dict[Slot, Rollout]) -> tuple[dict[Slot, Rollout], int]:
+    """The rollout that counts for each slot, created where none exists or the last one had no verdict; and the cursor
+    of the first creation, behind which the end of those that are open is told."""
+    current: dict[Slot, Rollout] = {}
     todo = dict(slots)
     existed = _existing(gateway, list(slots.values()))
-    again = 0
+    again, ends = 0, []
     while todo:
-        created = _create(gateway, list(todo.values()))
+        created, end = _create(gateway, list(todo.values()))
+        ends.append(end)
         retry = {}
         for slot, rollout in zip(todo, created, strict=True):
             if rollout.rollout_id in existed and _without_verdict(rollout):
@@ -96,7 +99,7 @@ def _open(gateway: GatewayClient, slots: dict[tuple[str, int], Rollout]) -> dict
                 current[slot] = rollout
         again += 1
         todo = retry
-    return {slot: current[slot] for slot in slots}
+    return {slot: current[slot] for slot in slots}, min(ends, default=0)
 
 
 def _without_verdict(rollout: Rollout) -> bool:
@@ -109,11 +112,13 @@ def _existing(gateway: GatewayClient, planned: list[Rollout]) -> set[str]:
     return {r.rollout_id for group in groups for r in gateway.list_rollouts(group_id=group)}
 
 
-def _create(gateway: GatewayClient, rollouts: list[Rollout]) -> list[Rollout]:
+def _create(gateway: GatewayClient, rollouts: list[Rollout]) -> tuple[list[Rollout], int]:
+    """They as they stand, and the end of the completion log before the first of them."""
     created: list[Rollout] = []
+    ends: list[int] = []
     for at in range(0, len(rollouts), CHUNK):
         try:
-            created += gateway.create_rollouts(rollouts[at : at + CHUNK])
+            part, end = gateway.create_to_follow(rollouts[at : at + CHUNK])
         except GatewayError as error:
             if error.status == 409:
                 raise DataError(
@@ -121,7 +126,9 @@ def _create(gateway: GatewayClient, rollouts: list[Rollout]) -> list[Rollout]:
                     "choose another label"
                 ) from error
             raise
-    return created
+        created += part
+        ends.append(end)
+    return created, min(ends)
 
 
 def _planned(task: Task, sample: int, label: str, config: dict[str, Any], recipe: Recipe) -> Rollout:

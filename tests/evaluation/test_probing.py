@@ -58,3 +58,21 @@ def test_partly_right_is_not_solved_for_the_probe_nor_for_an_evaluation(
     assert found == {"none": False, "half": False, "nearly": False, "all": True, "lost": None}
     for name, reward in rewards.items():
         assert EvalRecord("r", name, "repo", 0, reward=reward).resolved is bool(found[name])
+
+
+def test_what_an_earlier_probe_left_is_known_at_once_and_the_log_is_read_from_its_end(
+    gateway: GatewayClient, controller: Any, tmp_path: Path
+) -> None:
+    controller(lambda rollout: Outcome(reward=1.0))
+    names = ["earlier", "too"]
+    for asked in (names, [*names, "later"]):
+        _, end = gateway.create_to_follow([])
+        prober = make_prober("tiny_cpu.yaml", [], "script:noop", tmp_path)
+        prober._stack = SimpleNamespace(gateway=gateway, supervisor=SimpleNamespace(check=lambda: None))  # type: ignore[assignment]
+        prober.start([({"instance_id": name, "repo": "r"}, 0) for name in asked[:2]])
+        assert prober._cursor >= end
+        ended = list(prober.finished())
+        prober.start([({"instance_id": name, "repo": "r"}, 0) for name in asked[2:]])
+        while len(ended) < len(asked):
+            ended += prober.finished()
+        assert sorted(ended) == sorted((name, 0, True) for name in asked)

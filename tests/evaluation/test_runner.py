@@ -95,6 +95,25 @@ def test_again_keeps_verdicts_and_runs_infrastructure_failures_again(
         evaluate(**arguments | {"temperature": 0.1})
 
 
+def test_the_log_of_what_ended_before_is_not_read_again(
+    gateway: GatewayClient, controller: Controller, recipe: Recipe, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller(lambda rollout: reward(1.0))
+    arguments: dict[str, Any] = {"gateway": gateway, "tasks": TASKS, "recipe": recipe, "samples": 1, "temperature": 0.7}
+    evaluate(**arguments, label="before", run_dir=run_dir)
+    heard: list[Rollout] = []
+    listen = gateway.terminal
+
+    def listening(**options: Any) -> tuple[list[Rollout], int]:
+        found, cursor = listen(**options)
+        heard.extend(found)
+        return found, cursor
+
+    monkeypatch.setattr(gateway, "terminal", listening)
+    assert evaluate(**arguments, label="after", run_dir=run_dir).graded == len(TASKS)
+    assert {r.group_id.split("-")[1] for r in heard} == {"after"}
+
+
 def test_a_stopped_evaluation_continues(
     gateway: GatewayClient, controller: Controller, recipe: Recipe, run_dir: Path
 ) -> None:
