@@ -82,6 +82,7 @@ def kl_penalty(logprob: Tensor, ref_logprob: Tensor, kind: KLKind = "k3") -> Ten
     k1 = log p - log q (unbiased, may be negative; as a loss its expected gradient is 0), k2 = k1^2 / 2,
     k3 = q/p - 1 - log(q/p) (unbiased, never negative). Source: Schulman, "Approximating KL divergence".
     """
+    # The clamp passes no gradient to NaN either, so what stands at masked positions stays without effect.
     delta = (ref_logprob - logprob).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if kind == "k1":
         return -delta
@@ -93,11 +94,14 @@ def kl_penalty(logprob: Tensor, ref_logprob: Tensor, kind: KLKind = "k3") -> Ten
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Entropy in nats of the next-token distribution, shape of `logits` (..., vocab) without its last axis."""
+    """Entropy in nats of the next-token distribution, shape of `logits` (..., vocab) without its last axis.
+
+    A token that cannot be (-inf) adds 0.
+    """
     import torch
 
     logp = torch.log_softmax(logits.float(), dim=-1)
-    return -(logp.exp() * logp).sum(-1)
+    return -(logp.exp() * logp.masked_fill(logp == -torch.inf, 0.0)).sum(-1)
 
 
 def weighted_sum(values: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
@@ -124,7 +128,8 @@ def _mean_by_segment(values: Tensor, on: Tensor, segments: Tensor | None) -> Ten
     size = int(labels.max()) + 1 if labels.numel() else 1
     sums = values.new_zeros(size).index_add_(0, labels, values.flatten())
     counts = values.new_zeros(size).index_add_(0, labels, on.flatten().to(values.dtype)).clamp(min=1)
-    return (sums / counts)[labels].reshape(on.shape) * on
+    means = (sums / counts)[labels].reshape(on.shape)
+    return torch.where(on, means, torch.zeros_like(means))
 
 
 def _metrics(ratio: Tensor, delta: Tensor, on: Tensor, cut: Tensor, hit: Tensor, total: Tensor) -> dict[str, Tensor]:

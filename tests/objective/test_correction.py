@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from swe_lightning.errors import RecipeError
+from swe_lightning.objective.batch import pad_row
 from swe_lightning.objective.correction import correct, masked, truncate
 from swe_lightning.objective.staleness import Arrivals, StalenessGate, fresh, oldest_version
 from swe_lightning.recipe import OffPolicy, load_recipe, refuse_second_normalisation, validate_recipe
@@ -52,6 +53,20 @@ def test_no_correction_is_one_on_trained_tokens() -> None:
     found, stats = factors([make_row("r", 1, prompt=1)], [[0.0, LOG3]], kind="none")
     assert found == [[0.0, 1.0]]
     assert stats["off_policy_ratio_max"] == pytest.approx(3.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("kind", ["none", "tis", "mask"])
+def test_what_the_trainer_says_of_masked_positions_and_padding_rows_counts_nowhere(kind: str, level: str) -> None:
+    rows = [make_row("r", 2, prompt=1), pad_row()]
+    good = [np.array([0.0, -0.4, -0.6], np.float32), np.zeros(2, np.float32)]
+    bad = [np.array([np.nan, -0.4, -0.6], np.float32), np.array([np.nan, -np.inf], np.float32)]
+    expected, wanted = correct(rows, good, OffPolicy(kind=kind, level=level))
+    found, stats = correct(rows, bad, OffPolicy(kind=kind, level=level))
+    assert [f.tolist() for f in found] == [f.tolist() for f in expected]
+    assert stats == wanted
+    assert stats["off_policy_tokens"] == 2
+    assert found[1].tolist() == [0.0, 0.0]
 
 
 def test_broken_logprobs_stay_finite() -> None:

@@ -87,6 +87,36 @@ def test_masked_positions_may_hold_anything(kind: str) -> None:
     assert float(metrics["tokens"]) == 1
 
 
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+def test_kl_of_masked_positions_and_of_padding_rows_is_nothing(kind: str, broken: float) -> None:
+    """In value and gradient, whichever side holds it: a product with 0 would give NaN."""
+    weights, mask = torch.tensor([[0.5, 0.5, 0.5], [0.0, 0.0, 0.0]]), torch.tensor([[1, 0, 0], [0, 0, 0]])
+    new = torch.tensor([[-1.0, broken, -2.0], [broken, broken, -1.0]], requires_grad=True)
+    ref = torch.tensor([[-1.5, -1.0, broken], [broken, -1.0, -1.0]])
+    total = weighted_sum(kl_penalty(new, ref, kind), weights, mask)
+    total.backward()
+    alone = torch.tensor(-1.0, requires_grad=True)
+    expected = 0.5 * kl_penalty(alone, torch.tensor(-1.5), kind)
+    expected.backward()
+    assert total.item() == pytest.approx(expected.item())
+    assert new.grad.flatten().tolist() == pytest.approx([alone.grad.item(), 0, 0, 0, 0, 0])
+
+
+def test_entropy_of_masked_positions_is_nothing_and_of_impossible_tokens_too() -> None:
+    values = torch.tensor([0.7, float("nan"), -float("inf")], requires_grad=True)
+    total = weighted_sum(values, torch.tensor([0.5, 0.5, float("nan")]), torch.tensor([1, 0, 0]))
+    total.backward()
+    assert total.item() == pytest.approx(0.35)
+    assert values.grad.tolist() == [0.5, 0, 0]
+    logits = torch.tensor([[1.0, 0.5, -float("inf")], [1.0, 0.5, -1e30]], requires_grad=True)
+    both = entropy(logits)
+    both.sum().backward()
+    assert both[0].item() == pytest.approx(both[1].item())
+    assert logits.grad[0].tolist() == pytest.approx(logits.grad[1].tolist())
+    assert all(math.isfinite(g) for g in logits.grad.flatten().tolist())
+
+
 def test_padding_rows_are_in_no_statistic() -> None:
     _, _, one = loss_of([1.1, 0.9], [0.5, -0.5])
     old = torch.tensor([[-1.0, -1.0], [0.0, 0.0]], dtype=torch.float64)
