@@ -59,6 +59,10 @@ class RunDir:
         found = served.get("store") if isinstance(served, dict) else None
         return found if isinstance(found, str) else None
 
+    def remember_served(self, *, store: str | None, **served: Any) -> None:
+        """What a gateway serves here; `store`: URL of a database without its password, None for SQLite in the run."""
+        write_atomic(self.gateway_file, json.dumps(served | ({"store": store} if store else {})))
+
     @property
     def gateway_file(self) -> Path:
         return self.path / "gateway.json"

@@ -53,9 +53,14 @@ def import_command(file: Source, run: Run, store: StoreUrl = None) -> None:
         raise DataError(f"no file {file}; give what swel gateway export wrote")
     before = set(run.glob("*")) if run.is_dir() else None
     run.mkdir(parents=True, exist_ok=True)
+    run_dir = RunDir(run)
     try:
-        with _opened(database.store_url(store, RunDir(run).store_url)) as engine, _reader(file) as lines:
+        url = database.store_url(store, run_dir.store_url)
+        with _opened(url) as engine, _reader(file) as lines:
             counts = transfer.restore(engine, lines, str(file))
+            shared = database.is_shared(engine)
+        if shared:  # the commands that follow look for the database where its gateway will write it too
+            run_dir.remember_served(store=database.without_password(url))
     except BaseException:
         _remove_new(run, before)
         raise

@@ -14,7 +14,6 @@ import argparse
 import dataclasses
 import errno
 import fcntl
-import json
 import logging
 import os
 import resource
@@ -69,10 +68,8 @@ def serve(
         raise_file_limit(settings.max_in_flight, settings.max_waiting)
         store_url = database.store_url(store_url, run.store_url)
         application = _build(run, store_url, settings)
-        served: dict[str, object] = {"url": url, "pid": os.getpid()}
-        if application.store.shared:
-            served["store"] = database.without_password(store_url)
-        write_atomic(run.gateway_file, json.dumps(served))
+        shared = database.without_password(store_url) if application.store.shared else None
+        run.remember_served(url=url, pid=os.getpid(), store=shared)
         log.info("serving", extra={"url": url, "run": str(run.path), "pid": os.getpid()})
         signal.signal(signal.SIGTERM, _exit)  # uvicorn repeats the signal once it has stopped; that is no failure
         try:

@@ -21,7 +21,7 @@ from swe_lightning.recipe import load_recipe
 from swe_lightning.records import Rollout
 from swe_lightning.rundir import RunDir
 
-from .postgres import database, server  # noqa: F401
+from .postgres import database, empty_database, server  # noqa: F401
 
 
 def swel(*arguments: Any, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -33,6 +33,7 @@ def test_a_run_on_postgres_is_read_by_the_commands(
     tmp_path: Path,
     database: str,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     parsed = sa.make_url(database)
     public = databases.without_password(database)
@@ -57,6 +58,14 @@ def test_a_run_on_postgres_is_read_by_the_commands(
     assert show_rollout(run, "r1")["events"][0]["kind"] == "claimed"
     assert swel("gateway", "export", run, tmp_path / "x.jsonl").returncode == 0
     assert (tmp_path / "x.jsonl").read_text().count('{"rollout":') == 3
+
+    again = databases.without_password(empty_database(request))
+    assert swel("gateway", "import", tmp_path / "x.jsonl", tmp_path / "again", "--store", again).returncode == 0
+    assert swel("gateway", "export", tmp_path / "again", tmp_path / "y.jsonl").returncode == 0, (
+        "the run knows its store"
+    )
+    assert (tmp_path / "y.jsonl").read_bytes() == (tmp_path / "x.jsonl").read_bytes()
+    assert not (tmp_path / "again" / "gateway.db").exists()
 
     refused = swel("runs", "show", run, PGPASSWORD="wrong")
     assert (refused.returncode, len(refused.stderr.strip().splitlines())) == (2, 1)
