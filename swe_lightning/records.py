@@ -168,7 +168,10 @@ class ModelCall:
     call_id: str = ""
     attempt: int = 1
     sequence: int = 0
+    protocol: str = ""
+    """What the client spoke: chat, completions, responses or messages; empty if that was not recorded."""
     request: dict[str, Any] = field(default_factory=dict)
+    """What the engine was asked, as a request of its own route, whatever the client spoke."""
     response: dict[str, Any] = field(default_factory=dict)
     finish_reason: str | None = None
     sampling: dict[str, Any] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from swe_lightning.trajectory.prefix_tree import Delta
 
 MIN_SHARED = 16
 TIPS = 4
-_BODY_FIELDS = ("request", "response", "finish_reason", "sampling", "upstream", "retries", "reason")
+_BODY_FIELDS = ("protocol", "request", "response", "finish_reason", "sampling", "upstream", "retries", "reason")
 
 
 def pack_ids(ids: np.ndarray) -> bytes:
@@ -189,7 +189,7 @@ def summary(row: Mapping[str, Any]) -> dict[str, Any]:
         "response_tokens": unpack_ids(row["response"]).size,
     }
     names = ("started_at", "version_start", "version_end", "trainable")
-    kept = {name: body[name] for name in _BODY_FIELDS if name != "request"}
+    kept = {"protocol": ""} | {name: body[name] for name in _BODY_FIELDS if name in body and name != "request"}
     return sizes | {name: row[name] for name in names} | kept
 
 

@@ -195,6 +195,7 @@ def _unanswered(request: Request) -> ModelCall:
         rollout_id=request.route.rollout_id,
         call_id=request.call_id,
         attempt=request.route.attempt,
+        protocol=request.adapter.name,
         request={k: v for k, v in request.body.items() if k not in ("stream", "stream_options")},
         sampling=request.sampling,
         started_at=request.started,

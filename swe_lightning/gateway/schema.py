@@ -18,7 +18,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Float, Integer, LargeBinary,
 from swe_lightning.errors import DataError
 
 log = logging.getLogger("swel.gateway")
-VERSION = 2
+VERSION = 3
 metadata = sa.MetaData()
 
 meta = sa.Table("meta", metadata, Column("name", String, primary_key=True), Column("value", Text, nullable=False))
@@ -170,8 +170,13 @@ def _share_contents(connection: sa.Connection) -> None:
         last = found[-1].position
 
 
+def _name_protocols(_: sa.Connection) -> None:
+    """2 to 3: the body of a call says what the client spoke. Of calls before, that is not known and stays left out; but
+    older versions cannot read a body that says it."""
+
+
 # version N -> the step that brings a store of version N to N + 1
-MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {1: _share_contents}
+MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {1: _share_contents, 2: _name_protocols}
 
 
 def set_meta(connection: sa.Connection, name: str, value: str) -> None:

@@ -1,13 +1,13 @@
 """A store as JSON lines, and back: what is imported is what was exported, token for token.
 
-    {"store": "swel", "schema": 2}                     first line
+    {"store": "swel", "schema": 3}                     first line
     {"content": {...}} {"rollout": {...}} {"event": {...}} {"model": {...}} {"meta": {...}}
     {"end": {"content": 12, "rollout": 64, ...}}       last line: how many of each came before
 
 Model calls stay differences to an earlier call of their attempt (`parent`, `shared`, see compact.py), with ids and
 log-probs as numbers, so a file costs what the store costs. Both directions stream: memory does not grow with the store.
 An export is one snapshot, also of a run in progress. An import is one transaction into an empty store; a file that was
-cut off, changed or made by another version imports nothing. Which processes shared the store is not exported.
+cut off, changed or of a schema not in READ imports nothing. Which processes shared the store is not exported.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from swe_lightning.gateway.jsonio import dumps, loads
 from swe_lightning.gateway.rows import CALL_KIND
 from swe_lightning.gateway.schema import contents, events, meta, models, rollouts, turn
 
+READ = (2, schema.VERSION)
+"""Schemas of the exports that can be imported. Of schema 2 the calls do not say what their client spoke."""
 BLOCK, BLOCK_BYTES = 64, 2**20
 _NOT_EXPORTED = ("schema_version", "signing_key")
 _TABLES = {"content": contents, "rollout": rollouts, "event": events, "model": models, "meta": meta}
@@ -121,9 +123,9 @@ def _parse(line: bytes, number: int, name: str) -> tuple[str, Any]:
         if number == 1:
             if entry["store"] != "swel":
                 raise ValueError
-            if entry["schema"] != schema.VERSION:
+            if entry["schema"] not in READ:
                 raise DataError(
-                    f"{name} line 1: an export of schema {entry['schema']}; this version reads {schema.VERSION}"
+                    f"{name} line 1: an export of schema {entry['schema']}; this version reads {READ[0]} to {READ[-1]}"
                 )
             return "header", entry
         ((kind, value),) = entry.items()

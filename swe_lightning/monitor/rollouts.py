@@ -76,6 +76,7 @@ def _turns(calls: Sequence[ModelCall], rows: Sequence[Row]) -> list[dict[str, An
         turns.append(
             {
                 "sequence": call.sequence,
+                "protocol": call.protocol,
                 "reply": _reply(call),
                 "observation": _observation(call, following),
                 "prompt_tokens": len(call.prompt_ids),

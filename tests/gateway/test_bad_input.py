@@ -129,6 +129,8 @@ def test_doubtful_replies_are_answered_and_not_trained(
     assert b"ok" in post(lease, protocol).content
     (call,) = gateway.client.calls(lease.rollout.rollout_id)
     assert (call.trainable, call.reason) == (False, reason)
+    (event,) = [e["data"] for e in gateway.client.events(lease.rollout.rollout_id) if e["kind"] == "model_call"]
+    assert call.protocol == event["protocol"] == protocol.split("/")[2]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -6,14 +6,16 @@ import json
 import sqlite3
 from pathlib import Path
 
+import orjson
 import pytest
 import sqlalchemy as sa
+import zstandard
 
 from swe_lightning.errors import DataError
-from swe_lightning.gateway import schema
+from swe_lightning.gateway import compact, schema, transfer
 from swe_lightning.gateway.store import Store
 from swe_lightning.monitor.store import open_store
-from swe_lightning.records import Rollout
+from swe_lightning.records import ModelCall, Rollout
 
 from .postgres import database, server  # noqa: F401
 
@@ -107,3 +109,40 @@ def test_a_migration_that_fails_leaves_the_old_store(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{file}")
     check(store)
     store.close()
+
+
+def make_schema_2(file: Path) -> None:
+    """Schema 2 is schema 3 whose calls do not say what their client spoke."""
+    store = Store(f"sqlite:///{file}", linger_s=0)
+    store.writer.call(store.create_rollouts([Rollout(rollout_id="r", group_id="g")]))
+    store.writer.call(store.claim("r", "w", ""))
+    for i in range(3):
+        store.writer.call(store.record_call(call_of(i)))
+    store.close()
+    with sqlite3.connect(file) as c:
+        for rowid, body in c.execute("SELECT rowid, body FROM events WHERE kind = 'model_call'").fetchall():
+            said = orjson.loads(zstandard.decompress(body))
+            assert said.pop("protocol") == "messages"
+            c.execute("UPDATE events SET body = ? WHERE rowid = ?", (zstandard.compress(orjson.dumps(said)), rowid))
+        c.execute("UPDATE meta SET value = '2' WHERE name = 'schema_version'")
+
+
+def call_of(i: int) -> ModelCall:
+    return ModelCall("r", list(range(20 + 2 * i)), [20 + 2 * i], [-0.5], call_id=f"c{i}", protocol="messages")
+
+
+def test_calls_of_schema_2_are_kept_and_imported_without_their_protocol(tmp_path: Path) -> None:
+    make_schema_2(tmp_path / "gateway.db")
+    with open_store(tmp_path) as reader:
+        assert [call.protocol for call in reader.calls("r")] == [""] * 3
+    a, b = Store(f"sqlite:///{tmp_path / 'gateway.db'}", linger_s=0), Store(f"sqlite:///{tmp_path / 'b.db'}")
+    assert a.get_meta("schema_version") == str(schema.VERSION)
+    lines = list(transfer.export(a.engine))
+    old = [line.replace(b'"schema":%d' % schema.VERSION, b'"schema":2') for line in lines]
+    transfer.restore(b.engine, old, "file")
+    assert list(transfer.export(b.engine)) == lines
+    for store in (a, b):
+        store.writer.call(store.record_call(call_of(3)))
+        assert [e["data"]["protocol"] for e in store.events("r")[1:]] == ["", "", "", "messages"]
+        assert [call.protocol for call in compact.decode(store.call_rows("r", 1))] == ["", "", "", "messages"]
+        store.close()

@@ -275,4 +275,4 @@ def _deltas(block: Body, written: dict[str, str]) -> tuple[Body, list[Body]]:
     return block | {"input": {}}, [{"type": "input_json_delta", "partial_json": text}]
 
 
-ADAPTER = Adapter(CHAT, translate, answer, events, spells_arguments=False)
+ADAPTER = Adapter("messages", CHAT, translate, answer, events, spells_arguments=False)

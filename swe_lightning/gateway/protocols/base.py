@@ -25,6 +25,8 @@ REASONING = ("reasoning_content", "reasoning")
 class Adapter:
     """One way of asking the model."""
 
+    name: str
+    """How the record calls it."""
     upstream: str
     """The engine's route this becomes."""
     translate: Callable[[Body, Spellings], tuple[Body, Body]]

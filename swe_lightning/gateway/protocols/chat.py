@@ -43,7 +43,7 @@ def _is_token(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**31
 
 
-def _adapter(route: str) -> Adapter:
+def _adapter(name: str, route: str) -> Adapter:
     def translate(body: Body, _spellings: Spellings) -> tuple[Body, Body]:
         return check_request(body, route), {}
 
@@ -53,7 +53,7 @@ def _adapter(route: str) -> Adapter:
     def stream(reply: Body, asked: Body) -> bytes:
         return events(answer(reply, asked), asked, route)
 
-    return Adapter(route, translate, answer, stream)
+    return Adapter(name, route, translate, answer, stream)
 
 
 def events(reply: dict[str, Any], asked: dict[str, Any], protocol: str) -> bytes:
@@ -88,4 +88,4 @@ def _chat_parts(choice: dict[str, Any]) -> list[dict[str, Any]]:
     return [first, last]
 
 
-CHAT_ADAPTER, COMPLETION_ADAPTER = _adapter(CHAT), _adapter(COMPLETION)
+CHAT_ADAPTER, COMPLETION_ADAPTER = _adapter("chat", CHAT), _adapter("completions", COMPLETION)

@@ -255,4 +255,4 @@ def _part_events(at: Body, part: Body) -> Iterator[Body]:
     yield {"type": "response.content_part.done", **at, "part": part}
 
 
-ADAPTER = Adapter(CHAT, translate, answer, events)
+ADAPTER = Adapter("responses", CHAT, translate, answer, events)
