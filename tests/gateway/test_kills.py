@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-import shutil
 import socket
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -26,7 +24,7 @@ from swe_lightning.gateway.server import serve
 from swe_lightning.gateway.tokens import Keyring
 from swe_lightning.records import Rollout
 
-from .conftest import EngineServer, ask, code_of, http, running, until
+from .conftest import EngineServer, ask, code_of, http, until
 from .postgres import Postgres, empty_database, server  # noqa: F401
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -199,33 +197,3 @@ def test_crashes_of_the_database_server_lose_nothing(
     check(gateway.client, load)
     gateway.kill()
     gateway.client.close()
-
-
-def mount(folder: Path, size: str) -> None:
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "swel-test", folder], capture_output=True, text=True
-    )
-    if done.returncode:
-        pytest.skip(f"no small file system here (mount -t tmpfs: {done.stderr.strip()}); run the tests as root")
-
-
-def test_a_full_disk_is_507_and_over_when_there_is_space(tmp_path: Path, engine: EngineServer) -> None:
-    mount(tmp_path, "3m")
-    try:
-        with running(tmp_path) as gateway:
-            leases = leases_of(gateway.client, engine, 1)
-            (tmp_path / "ballast").write_bytes(b"x" * (shutil.disk_usage(tmp_path).free - 200_000))
-            text = "".join(chr(33 + i * i % 90) for i in range(20_000))
-            answers: list[httpx.Response] = []
-            until(lambda: answers.append(ask(leases[0], f"{len(answers)} {text}")) or answers[-1].status_code != 200)
-            assert code_of(answers[-1]) == (507, "store_full")
-            assert gateway.client.get_rollout("r0").state == "running"
-            (tmp_path / "ballast").unlink()
-            assert ask(leases[0], "after").status_code == 200
-            kept = [c.request["messages"][0]["content"] for c in gateway.client.calls("r0") if c.trainable]
-            asked = [f"{i} {text}" for i, a in enumerate(answers) if a.status_code == 200] + ["after"]
-            assert kept == asked
-            events = gateway.client.events("r0")
-            assert [e["sequence"] for e in events] == list(range(1, len(events) + 1))
-    finally:
-        subprocess.run(["umount", tmp_path], check=True)
