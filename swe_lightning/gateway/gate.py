@@ -117,7 +117,7 @@ class Gate:
         }
 
     async def _take_place(self, rollout_id: str) -> None:
-        if self.paused or self._queues or self.in_flight >= self.limits.max_in_flight:
+        if self.paused or self.in_flight >= self.limits.max_in_flight:
             await self._wait(rollout_id)
         else:
             self._enter()

@@ -89,6 +89,41 @@ def test_a_fresh_encoder_continues_an_attempt() -> None:
     assert [c.prompt_ids.size for c in compact.decode(rows)] == [100, 103]
 
 
+def test_ids_are_as_wide_as_the_largest_needs() -> None:
+    assert [len(compact.pack_ids(np.array(ids, np.int32))) for ids in ([65535], [65536], [1, 65536])] == [3, 5, 9]
+    assert compact.unpack_ids(compact.pack_ids(np.array([65536], np.int32))).tolist() == [65536]
+
+
+def parents(*prompts: list[int]) -> list[int | None]:
+    """Parent of each call (numbered from 0), none of which sampled anything."""
+    encoder = compact.Encoder()
+    return [row(ModelCall("r", p, [], [], sequence=i), encoder)["parent"] for i, p in enumerate(prompts)]
+
+
+def test_what_a_call_builds_on() -> None:
+    a, b = list(range(100)), list(range(500, 600))
+    others = [list(range(n, n + 20)) for n in range(1000, 6000, 1000)]
+    for shared, found in ((15, None), (16, 0)):
+        assert parents(a, a[:shared] + b)[1] == found
+    grown = [a + list(range(700, 700 + n)) for n in range(1, 11)]
+    assert parents(a, b, *grown, [*b, 1])[-1] == 1, "a branch that grows is remembered by its end only"
+    assert parents(a, *others, [*a, 1])[-1] is None, "four branches are remembered"
+    assert parents(a, *others, [*others[-1], 1])[-1] == 5, "those that came last"
+    assert parents(a, *[[]] * 5, [*a, 1])[-1] == 0, "calls without prompt ids push nothing out"
+
+
+def test_rows_that_build_on_a_forgotten_call_are_not_followed() -> None:
+    """Whoever reads on from where it was has to read all of them again then."""
+    encoder = compact.Encoder()
+    made = [row(ModelCall("r", list(range(20 + n)), [], [], sequence=n), encoder) for n in range(3)]
+    late = compact.Encoder()
+    assert not late.follow(made[1:])
+    late = compact.Encoder()
+    assert late.follow(made[:1])
+    assert late.follow(made[1:])
+    assert row(ModelCall("r", list(range(30)), [], [], sequence=3), late)["parent"] == 2
+
+
 def test_a_long_conversation_costs_a_twentieth_of_its_json() -> None:
     rng = np.random.default_rng(0)
     prompt, messages, raw, stored = rng.integers(0, 150_000, 1500).tolist(), [message("task " * 900)], 0, 0

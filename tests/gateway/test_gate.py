@@ -61,12 +61,18 @@ def test_a_paused_gate_holds_calls_and_resume_lets_them_go() -> None:
 
 def test_waiting_ends_in_503_with_retry_after() -> None:
     async def scenario() -> None:
-        gate = Gate(GateLimits(pause_wait_s=0.05), paused=True)
-        with pytest.raises(Problem) as e:
-            await Callers(gate).start("r")
-        assert (e.value.status, e.value.code) == (503, "paused")
-        assert "retry-after" in e.value.headers()
-        assert (gate.waiting, gate.in_flight) == (0, 0)
+        for paused, code in ((True, "paused"), (False, "gateway_busy")):
+            gate = Gate(GateLimits(pause_wait_s=0.05, max_in_flight=1), paused=paused)
+            callers = Callers(gate)
+            first = [] if paused else [callers.start("r")]
+            await settle()
+            with pytest.raises(Problem) as e:
+                await callers.start("r")
+            assert (e.value.status, e.value.code) == (503, code)
+            assert "retry-after" in e.value.headers()
+            callers.leave.set()
+            await asyncio.gather(*first)
+            assert (gate.waiting, gate.in_flight) == (0, 0)
 
     run(scenario)
 

@@ -133,6 +133,22 @@ def test_what_others_committed_empties_the_cache_of_running_attempts(pair: tuple
     assert a.cached_live("r", 1) is None
 
 
+def test_nothing_is_believed_of_a_transaction_that_was_lost(pair: tuple[Store, Store]) -> None:
+    store = pair[0]
+    create(store, "r")
+
+    def lost(tx: Transaction) -> None:
+        store.claim("r", "w", "")(tx)
+        store.record_call(call("r", [1], [2]))(tx)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        store.writer.call(lost)
+    with pytest.raises(Problem, match="no attempt 1"):
+        store.writer.call(store.record_call(call("r", [1], [2])))
+    assert store.events("r") == []
+
+
 def test_a_full_disk_of_the_database_server_is_507() -> None:
     errors = pytest.importorskip("psycopg.errors", reason="needs the [postgres] extra")
     full = errors.DiskFull("could not extend file: No space left on device")

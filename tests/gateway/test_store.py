@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from swe_lightning.errors import DataError
 from swe_lightning.gateway import compact, schema
+from swe_lightning.gateway.histories import Histories
 from swe_lightning.gateway.problems import Problem
 from swe_lightning.gateway.store import Store
 from swe_lightning.records import InfraReason, ModelCall, Outcome, Rollout
@@ -227,6 +228,20 @@ def test_a_full_disk_is_507_and_passes(store: Store) -> None:
     limit(1_000_000)
     sequence = store.writer.call(store.record_call(call("a")))
     assert sequence == len(store.events("a"))
+
+
+def test_an_attempt_that_began_and_ended_in_one_transaction_is_over(store: Store) -> None:
+    create(store, "a")
+    both = store.claim("a", "w", ""), store.report("a", 1, Outcome(reward=1.0))
+    store.writer.call(lambda tx: [operation(tx) for operation in both])
+    assert store.cached_live("a", 1) is None
+    assert store.kept() == {"running": 0, "histories": 0}
+
+
+def test_what_is_remembered_of_attempts_that_ended_elsewhere_is_bounded(store: Store) -> None:
+    known = Histories()
+    store.writer.call(lambda tx: [known.of(tx, ("r", attempt)) for attempt in range(16_390)])
+    assert len(known) == 16_384
 
 
 def test_a_newer_or_foreign_file_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,19 @@ def test_key_is_private_and_kept(tmp_path: Path) -> None:
     file.chmod(0o644)
     with pytest.raises(DataError, match="chmod 600"):
         Keyring.load_or_create(file)
+
+
+def test_processes_that_start_together_end_with_one_key(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        rings = list(pool.map(lambda _: Keyring.load_or_create(tmp_path / "keys" / "signing.key"), range(16)))
+    assert len({ring.fingerprint() for ring in rings}) == 1
+    assert [file.name for file in (tmp_path / "keys").iterdir()] == ["signing.key"]
+
+
+def test_what_is_remembered_of_tokens_is_bounded(ring: Keyring) -> None:
+    for attempt in range(4100):
+        ring.verify(ring.mint("agent", rollout_id="r", attempt=attempt))
+    assert len(ring) <= 4096
 
 
 def test_environment_beats_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
