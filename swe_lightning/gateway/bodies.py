@@ -114,6 +114,8 @@ class CustomEvent(Body):
 class GivenOutcome(Outcome):
     """An Outcome whose numbers are numbers: true is not 1.0 here."""
 
+    model_config = ConfigDict(json_schema_extra={"oneOf": _EITHER})
+
     reward: Real | None = None
     shaped_reward: Real | None = None
 
@@ -123,7 +125,7 @@ class Reward(Body):
     changes nothing."""
 
     type: Literal["reward"]
-    outcome: Annotated[GivenOutcome, Field(json_schema_extra={"oneOf": _EITHER})]
+    outcome: GivenOutcome
     event_id: RequestId = ""
 
 

@@ -67,8 +67,6 @@ def _check(gateway: GatewayProcess, operation: Any, project: Any, part: str) -> 
         if ParameterLocation.QUERY not in forbidden and "wait" in case.query:
             case.query["wait"] = 0
         response = case.call(headers={"authorization": f"Bearer {token}"})
-        if response.status_code == 422 and response.json()["error"]["code"] == "bad_outcome":
-            return  # the document says so beside a $ref, where the generator does not look
         case.validate_response(response, excluded_checks=excluded)
         count += 1
 
