@@ -12,7 +12,7 @@ from swe_lightning.gateway.tokens import bearer
 
 PREFIX = "/proxy/rollout/"
 METHODS = dict.fromkeys((*ADAPTERS, COUNT_TOKENS), "POST") | dict.fromkeys(MODELS, "GET")
-_PATH = re.compile(r"/proxy/rollout/([^/]+)/attempt/([0-9]{1,6})/mode/(train|val)/(.+)")
+_PATH = re.compile(r"/proxy/rollout/([^/]+)/attempt/(0|[1-9][0-9]{0,5})/mode/(train|val)/(.+)")
 
 
 @dataclass(frozen=True, slots=True)

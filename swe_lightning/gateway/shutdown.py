@@ -16,6 +16,7 @@ from typing import Any
 import uvicorn
 
 from swe_lightning.gateway.app import Gateway
+from swe_lightning.gateway.connections import Connection
 
 log = logging.getLogger("swel.gateway")
 LAST_ANSWERS_S = 3
@@ -32,7 +33,8 @@ class Server(uvicorn.Server):
                 application,
                 access_log=False,
                 log_config=None,
-                log_level="warning",
+                log_level="error",  # below it are lines that a client can make uvicorn say without end
+                http=Connection,
                 lifespan="on",
                 timeout_graceful_shutdown=LAST_ANSWERS_S,
                 timeout_keep_alive=75,
