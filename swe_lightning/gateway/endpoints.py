@@ -34,6 +34,8 @@ class Endpoint:
     """Checks in a row that contradict `healthy`."""
     why: str = ""
     """What the last failed check said."""
+    disputed: tuple[int, int] | None = None
+    """Versions (registered, said by the server) of which the log has told that they differ."""
     open_calls: set[asyncio.Timeout] = field(default_factory=set)
     """One per call in flight; a call whose timeout is moved to now is given up (see `abandon`)."""
 

@@ -41,10 +41,12 @@ def guarded(check: Callable[[Request], object], limit: int) -> type[APIRoute]:
 
 
 class _Read(Request):
-    """A request whose body is here already."""
+    """A request whose body is here already, and JSON whatever its content type says (curl -d calls it a form)."""
 
     def __init__(self, scope: Any, body: bytes) -> None:
-        super().__init__(scope, receive=self._replay)
+        headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+        headers.append((b"content-type", b"application/json"))
+        super().__init__(dict(scope) | {"headers": headers}, receive=self._replay)
         self._content = body
 
     async def _replay(self) -> dict[str, Any]:

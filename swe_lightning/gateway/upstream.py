@@ -10,6 +10,7 @@ All tries end when the client goes away: the caller cancels, which closes the co
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from swe_lightning.gateway.meter import CALL_S, Histogram
 from swe_lightning.gateway.problems import Problem, shutting_down
 from swe_lightning.gateway.reply_reader import ReplyReader
 
+log = logging.getLogger("swel.gateway.upstream")
 VERSION_HEADER = "x-swel-weight-version"
 _STICKY = 65536
 _HEADERS = {"content-type": "application/json"}
@@ -163,6 +165,12 @@ class Upstreams:
         except ValueError:
             parsed, text = None, raw[:500].decode(errors="replace")
         start, end = _versions(headers.get(VERSION_HEADER), version, endpoint.version)
+        if end != version == endpoint.version and endpoint.disputed != (version, end):
+            endpoint.disputed = version, end
+            log.warning(
+                "a model server has other weights than registered: its calls are not trained on, register it again",
+                extra={"upstream": endpoint.url, "registered": version, "says": end},
+            )
         return Reply(status, parsed, text, endpoint, tries, start, end)
 
     async def _exchange(self, endpoint: Endpoint, address: str, data: bytes) -> tuple[int, Any, bytes]:

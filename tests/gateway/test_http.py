@@ -163,6 +163,7 @@ def test_path_tricks(gateway: GatewayProcess) -> None:
         f"{base}/../v1/chat/completions/x",
         base.replace("/1/", "/one/") + "/chat/completions",
         base.replace("/1/", "/-1/") + "/chat/completions",
+        base.replace("/1/", "/01/") + "/chat/completions",
         base.replace("train", "fast") + "/chat/completions",
         f"/proxy/rollout/{name}",
         "/proxy/rollout/",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from swe_lightning import gateway as room
 
@@ -43,6 +47,34 @@ def test_codes_are_those_of_the_page() -> None:
     missing = {pair for pair in raised if pair not in documented and pair[1] not in {c for _, c in documented}}
     assert not missing
     assert {code for _, code in documented} <= set(re.findall(r'"([a-z_]+)"', source))
+
+
+def test_the_commands_of_the_page_work_as_they_stand(gateway: GatewayProcess) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("no curl here; install Debian's package curl")
+    commands = re.findall(r"^    (curl .*(?:\n {9,}.*)*)", PAGE.read_text(), re.M)
+    assert len(commands) == 3
+    script = "\n".join(["set -e", 'curl() { command curl -fsS --noproxy "*" "$@"; echo; }', *commands])
+    environment = os.environ | {"GATEWAY": gateway.url, "CONTROL": gateway.keyring.mint("control")}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert gateway.client.get_rollout("try").state == "running"
+    assert "agent_token" in done.stdout
+
+
+def test_a_model_server_with_other_weights_than_registered_is_named_in_the_log(
+    gateway: GatewayProcess, engine: EngineServer
+) -> None:
+    lease = gateway.lease()
+    engine.engine.headers = {"x-swel-weight-version": "3"}
+    for _ in range(2):
+        assert ask(lease).status_code == 200
+    assert {call.reason for call in gateway.client.calls(lease.rollout.rollout_id)} == {"mixed_weights"}
+    lines = map(json.loads, (gateway.run / "logs" / "gateway.jsonl").read_text().splitlines())
+    told = [
+        (line["registered"], line["says"]) for line in lines if line.get("upstream") == engine.url and "says" in line
+    ]
+    assert told == [(1, 3)]
 
 
 def value(text: str, name: str) -> float:
