@@ -139,7 +139,7 @@ def _configure_sqlite(connection: Any, _record: Any) -> None:
 
 def _begin_sqlite(connection: sa.Connection) -> None:
     immediate = connection.get_execution_options().get("writing", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+    connection.connection.cursor().execute("BEGIN IMMEDIATE" if immediate else "BEGIN")
 
 
 def reading_engine(url: str) -> sa.Engine:

@@ -43,9 +43,11 @@ class Histories:
         self._known: dict[Key, History] = {}
 
     def of(self, tx: Transaction, key: Key) -> History:
-        history = self._known.setdefault(key, History())
-        if len(self._known) > _KEPT:  # attempts that ended in another process; whoever is not over is read again
-            self.drop(next(iter(self._known)))
+        history = self._known.get(key)
+        if history is None:
+            history = self._known[key] = History()
+            if len(self._known) > _KEPT:  # attempts that ended in another process; whoever is not over is read again
+                self.drop(next(iter(self._known)))
         if history.epoch != self.epoch:
             self._catch_up(tx.connection, key, history)
             history.epoch = self.epoch

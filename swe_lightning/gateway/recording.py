@@ -249,9 +249,12 @@ def _logprobs(value: Any, protocol: str) -> np.ndarray | None:
         return None
     if protocol == CHAT:
         content = value.get("content")
-        if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
+        if not isinstance(content, list):
             return None
-        array = _numbers([entry.get("logprob") for entry in content], "iuf")
+        try:
+            array = _numbers([entry["logprob"] for entry in content], "iuf")
+        except (TypeError, KeyError):
+            return None
     else:
         array = _numbers(value.get("token_logprobs"), "iuf")
     return array.astype(np.float32) if array is not None and bool(np.isfinite(array).all()) else None

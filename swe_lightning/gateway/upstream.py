@@ -72,8 +72,13 @@ class Upstreams:
     async def start(self) -> None:
         # Shorter than the keep-alive of common servers (5 s): never reuse a connection that is about to be closed.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)  # the whole exchange has its own
-        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),  # the whole exchange has its own
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
+            read_bufsize=2**20,
+        )
 
     async def close(self) -> None:
         if self._session is not None:

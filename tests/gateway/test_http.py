@@ -293,10 +293,10 @@ def test_long_polls_wake_on_the_commit(gateway: GatewayProcess) -> None:
         thread.start()
     time.sleep(0.2)
     client.create_rollouts([Rollout(rollout_id=name, group_id=name)])
+    threads[0].join()  # else a claim could come before the poll has looked again
     client.claim(name, "w")
     client.report(name, 1, Outcome(reward=0.5))
-    for thread in threads:
-        thread.join()
+    threads[1].join()
     assert time.monotonic() - started < 10
     assert [r.rollout_id for r in found["queuing"]] == [name]
     assert [r.rollout_id for r in found["terminal"][0]] == [name]
