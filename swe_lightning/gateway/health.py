@@ -74,7 +74,6 @@ class HealthChecks:
             return
         endpoint.healthy, endpoint.streak = failure is None, 0
         if endpoint.healthy:
-            endpoint.suspect_until = 0.0
             log.info("model server is back", extra={"upstream": endpoint.url})
         else:
             moved = endpoint.abandon() if any(e.up() for e in self.upstreams.all()) else 0

@@ -20,9 +20,6 @@ Key = tuple[str, int]
 _ROW = [column for column in events.c if column.name != "kind"]
 
 
-_KEPT = 16_384
-
-
 @dataclass(slots=True)
 class History:
     next: int = 1
@@ -38,15 +35,17 @@ class History:
 class Histories:
     """One `History` per attempt in progress, right as of the transaction that asks."""
 
-    def __init__(self) -> None:
-        self.epoch = 0
+    def __init__(self, kept: int = 16_384) -> None:
+        self.epoch, self._kept = 0, kept
         self._known: dict[Key, History] = {}
 
     def of(self, tx: Transaction, key: Key) -> History:
         history = self._known.get(key)
         if history is None:
             history = self._known[key] = History()
-            if len(self._known) > _KEPT:  # attempts that ended in another process; whoever is not over is read again
+            if (
+                len(self._known) > self._kept
+            ):  # attempts that ended in another process; whoever is not over is read again
                 self.drop(next(iter(self._known)))
         if history.epoch != self.epoch:
             self._catch_up(tx.connection, key, history)

@@ -155,7 +155,8 @@ class SharedGate(Gate):
             del self._queues[rollout_id]
 
     def _grant(self, count: int) -> None:
-        """Admit up to `count` calls, one per rollout in turn, none that the board does not count yet."""
+        """Admit up to `count` calls, one per rollout in turn, none that the board does not count yet. Places that were
+        taken for calls that left meanwhile are given back with the next report."""
         skipped = 0
         while count > 0 and skipped < len(self._queues):
             rollout_id = next(iter(self._queues))
@@ -166,8 +167,6 @@ class SharedGate(Gate):
             else:
                 self._queues.move_to_end(rollout_id)
                 skipped += 1
-        if count > 0:
-            self._wake.set()  # places were taken for calls that left meanwhile: give them back
 
     def _apply(self, models: list[dict[str, Any]], before: dict[str, dict[str, Any]]) -> None:
         for model in models:

@@ -94,6 +94,9 @@ def test_a_gateway_that_was_taken_for_dead_writes_its_seats_up_again(store: Stor
                     while held() != [("r", 2), ("s", 1)]:
                         await asyncio.sleep(0.02)
                 assert b.exchange(Report({"r": 0}, {"r": 3})).accepted == {"r": 1}
+            async with asyncio.timeout(10):
+                while held():
+                    await asyncio.sleep(0.02)
         finally:
             async with asyncio.timeout(10):  # the calls have just left and woken its task: it must end even so
                 await gate.stop()
@@ -111,6 +114,34 @@ def test_a_silent_gateway_loses_its_places_and_reports_everything_when_it_is_bac
     assert b.exchange(Report({}, in_flight=4)).forgotten
     seen = a.exchange(Report({}, in_flight=2, waiting=3))
     assert (seen.granted, seen.in_flight, seen.gateways) == (0, 6, 2)
+
+
+def test_seats_that_are_left_during_an_outage_are_free_after_it(server: Postgres) -> None:  # noqa: F811
+    store = Store(text(server.create()), linger_s=0)
+
+    async def scenario() -> None:
+        gate = SharedGate(Board(store.engine, "a", LIMITS), LIMITS, Upstreams(), lambda _: None)
+        await gate.start()
+        async with gate.admit("r"), gate.admit("r"):
+            server.stop()
+        await asyncio.sleep(0.5)
+        server.start()
+        b = board(store, "b")
+        async with asyncio.timeout(20):
+            while b.exchange(Report({"r": 0}, {"r": 3})).accepted != {"r": 3}:
+                await asyncio.sleep(0.05)
+        await gate.stop()
+
+    asyncio.run(scenario())
+    store.close()
+
+
+def test_a_gateway_with_nothing_to_say_is_not_taken_for_dead(store: Store) -> None:
+    a, b = board(store, "a", lease_s=2.5), board(store, "b")
+    for _ in range(30):
+        b.exchange(Report({}))
+        time.sleep(0.1)
+        assert a.exchange(Report({})).gateways == 2
 
 
 def test_a_beating_gateway_keeps_its_places(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import signal
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -19,6 +21,8 @@ import openai
 
 from swe_lightning.controller.supervisor import free_port
 from swe_lightning.gateway.client import Lease
+from swe_lightning.gateway.health import HealthChecks, HealthLimits
+from swe_lightning.gateway.upstream import Upstreams
 
 from .conftest import EngineServer, GatewayProcess, ask, code_of, http, running, until
 
@@ -113,6 +117,58 @@ def test_calls_in_a_server_that_hangs_move(tmp_path: Path) -> None:
             first.signal(signal.SIGCONT)
         last = gateway.client.calls(stuck.rollout.rollout_id)[-1]
         assert (last.upstream, last.retries, last.trainable) == (second.url, 1, True)
+
+
+def test_calls_in_the_only_server_are_not_given_up(tmp_path: Path) -> None:
+    with engines(1, latency_s=0.5) as (only,), running(tmp_path, *FAST) as gateway:
+        lease = gateway.lease(register=only.url)
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(ask, lease)
+            time.sleep(0.2)
+            only.signal(signal.SIGSTOP)
+            until(lambda: not healthy(gateway, only))
+            only.signal(signal.SIGCONT)
+            assert answer.result().status_code == 200
+        assert gateway.client.calls(lease.rollout.rollout_id)[-1].retries == 0
+
+
+def test_a_server_without_health_is_asked_for_its_models() -> None:
+    engine = EngineServer()
+    engine.engine.health = 404
+    engine.engine.behaviour = lambda path, _: (200, b"{}", {}) if path == "/v1/models" else None
+
+    async def scenario() -> None:
+        upstreams = Upstreams()
+        upstreams.register(url=engine.url, name="policy", version=1, max_context=None)
+        checks = HealthChecks(upstreams, HealthLimits(interval_s=0.02, fail_after=1))
+        checks.start()
+        async with asyncio.timeout(10):
+            while len(engine.engine.seen) < 3:
+                await asyncio.sleep(0.02)
+        await checks.stop()
+        (endpoint,) = upstreams.all()
+        assert (endpoint.healthy, endpoint.checks_failed) == (True, 0)
+
+    asyncio.run(scenario())
+    engine.stop()
+
+
+def test_a_call_that_cannot_connect_takes_another_server(engine: EngineServer) -> None:
+    """Also before the health checks have noticed."""
+
+    async def scenario() -> None:
+        upstreams = Upstreams()
+        await upstreams.start()
+        dead = f"http://127.0.0.1:{free_port()}"
+        for url in (dead, engine.url):
+            upstreams.register(url=url, name="policy", version=1, max_context=None)
+        assert upstreams.endpoint_of("r").url == dead
+        async with asyncio.timeout(10):
+            reply = await upstreams.post("r", "chat/completions", {"messages": []})
+        assert (reply.endpoint.url, reply.retries) == (engine.url, 1)
+        await upstreams.close()
+
+    asyncio.run(scenario())
 
 
 def test_a_request_is_sent_again_only_so_often(tmp_path: Path) -> None:

@@ -130,6 +130,20 @@ def test_a_call_in_flight_when_its_rollout_ends_is_not_recorded(gateway: Gateway
     assert gateway.client.calls(lease.rollout.rollout_id) == []
 
 
+def test_a_held_call_whose_rollout_ends_never_reaches_the_engine(gateway: GatewayProcess, engine: EngineServer) -> None:
+    lease = gateway.lease()
+    gateway.client.pause(drain_s=None)
+    answers: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: answers.append(ask(lease)))
+    thread.start()
+    until(lambda: gateway.client.state()["waiting"] == 1)
+    gateway.client.cancel([lease.rollout.rollout_id])
+    gateway.client.resume()
+    thread.join()
+    assert code_of(answers[0]) == (409, "rollout_ended")
+    assert engine.engine.seen == []
+
+
 @pytest.mark.parametrize(
     ("content", "status", "code"),
     [
@@ -160,6 +174,7 @@ def test_path_tricks(gateway: GatewayProcess) -> None:
         f"{base}/embeddings",
         f"{base}//chat/completions",
         f"{base}/chat/completions/",
+        f"{base}/chat/completions%0Ax",
         f"{base}/../v1/chat/completions/x",
         base.replace("/1/", "/one/") + "/chat/completions",
         base.replace("/1/", "/-1/") + "/chat/completions",

@@ -109,6 +109,21 @@ def test_spellings_survive_a_restart(tmp_path: Any) -> None:
     again.close()
 
 
+def test_spellings_are_kept_for_the_attempts_asked_of_last(tmp_path: Any) -> None:
+    import asyncio
+
+    store = Store(f"sqlite:///{tmp_path}/store.db")
+    spellings = Spellings(store)
+
+    async def ask_all() -> None:
+        for attempt in range(4100):
+            await spellings.of("r", attempt)
+
+    asyncio.run(ask_all())
+    assert len(spellings) == 4096
+    store.close()
+
+
 def test_tokens_are_counted_by_the_engine_and_not_recorded(gateway: GatewayProcess, engine: EngineServer) -> None:
     lease = gateway.lease()
     counted = anthropic_client(lease).messages.count_tokens(model="m", messages=HELLO)

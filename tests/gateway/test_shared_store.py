@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from swe_lightning.gateway import compact
-from swe_lightning.gateway.database import as_problem
+from swe_lightning.gateway.database import as_problem, connection_lost
 from swe_lightning.gateway.problems import Problem
 from swe_lightning.gateway.store import Store
 from swe_lightning.gateway.writer import Transaction
@@ -147,6 +147,35 @@ def test_nothing_is_believed_of_a_transaction_that_was_lost(pair: tuple[Store, S
     with pytest.raises(Problem, match="no attempt 1"):
         store.writer.call(store.record_call(call("r", [1], [2])))
     assert store.events("r") == []
+
+
+def test_a_commit_is_durable_and_a_frozen_gateway_bounded_whatever_the_servers_defaults_are(
+    server: Postgres,  # noqa: F811
+) -> None:
+    url = server.create()
+    admin = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    with admin.connect() as c:
+        for setting in ("synchronous_commit = off", "idle_in_transaction_session_timeout = 0", "lock_timeout = 0"):
+            c.exec_driver_sql(f"ALTER DATABASE {url.database} SET {setting}")
+    store = Store(text(url), linger_s=0)
+    names = ("synchronous_commit", "idle_in_transaction_session_timeout", "lock_timeout")
+    found = store.writer.call(lambda tx: [tx.connection.exec_driver_sql(f"SHOW {name}").scalar() for name in names])
+    assert found == ["on", "20s", "30s"]
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["AdminShutdown", "TooManyConnections", "ReadOnlySqlTransaction", "LockNotAvailable", "DeadlockDetected",
+     "SerializationFailure", "IdleInTransactionSessionTimeout", "ConnectionFailure"],
+)  # fmt: skip
+def test_what_another_try_can_cure_is_tried_again_and_then_503(name: str) -> None:
+    errors = pytest.importorskip("psycopg.errors", reason="needs the [postgres] extra")
+    error = sa.exc.OperationalError("INSERT", {}, getattr(errors, name)("words"))
+    problem = as_problem(error)
+    assert connection_lost(error)
+    assert isinstance(problem, Problem)
+    assert (problem.status, problem.code) == (503, "store_unavailable")
 
 
 def test_a_full_disk_of_the_database_server_is_507() -> None:

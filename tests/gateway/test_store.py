@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -239,9 +240,40 @@ def test_an_attempt_that_began_and_ended_in_one_transaction_is_over(store: Store
 
 
 def test_what_is_remembered_of_attempts_that_ended_elsewhere_is_bounded(store: Store) -> None:
-    known = Histories()
-    store.writer.call(lambda tx: [known.of(tx, ("r", attempt)) for attempt in range(16_390)])
-    assert len(known) == 16_384
+    known = Histories(kept=4)
+    store.writer.call(lambda tx: [known.of(tx, ("r", attempt)) for attempt in range(9)])
+    assert len(known) == 4
+
+
+def test_text_that_is_no_text_is_422(store: Store) -> None:
+    with pytest.raises(Problem, match="surrogates") as e:
+        create(store, "a\ud800")
+    assert e.value.status == 422
+
+
+def test_closing_commits_what_is_queued_first(store: Store) -> None:
+    begun, done = threading.Event(), []
+
+    def operation(name: str) -> Callable[[Any], None]:
+        def run(tx: Any) -> None:
+            begun.set()
+            time.sleep(0.1)
+            store.create_rollouts([Rollout(rollout_id=name, group_id="g")])(tx)
+            tx.hooks.append(lambda: done.append(name))
+
+        return run
+
+    with ThreadPoolExecutor(5) as pool:
+        jobs = [pool.submit(store.writer.call, operation("r0"))]
+        begun.wait()
+        jobs += [pool.submit(store.writer.call, operation(f"r{n}")) for n in range(1, 5)]
+        while store.writer._queue.qsize() < 4:
+            time.sleep(0.01)
+        store.writer.close()
+        assert sorted(done) == [f"r{n}" for n in range(5)]
+        [job.result(timeout=5) for job in jobs]
+    with pytest.raises(Problem, match="shutting down"):
+        store.writer.call(operation("late"))
 
 
 def test_a_newer_or_foreign_file_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ def test_sqlite_to_postgres_and_back_and_then_on(database: str, tmp_path: Path) 
     a, b, c = opened(tmp_path, "a"), Store(database, linger_s=0), opened(tmp_path, "c")
     record(a, some_calls(), {"ä": "Z", "B": 1}, None)
     lines = lines_of(a)
+    b.writer.call(b.set_meta("paused", "0"))  # as each gateway of a database does before its first call
     transfer.restore(b.engine, lines, "file")
     assert lines_of(b) == lines
     transfer.restore(c.engine, lines_of(b), "file")
@@ -143,6 +145,7 @@ def test_a_file_that_is_cut_or_changed_imports_nothing(tmp_path: Path) -> None:
         "line 4 is not complete": [*lines[:3], lines[3][:-5]],
         f"line {last - 1} counts": [*lines[:4], *lines[5:]],
         "this content was changed": [line.replace(b'"v"', b'"w"') for line in lines],
+        "this rollout was changed": [line.replace(b'"group_id":"g",', b"") for line in lines],
         "line 3 is not a line": [*lines[:2], b"[]\n", *lines[2:]],
         "schema 99": [b'{"store":"swel","schema":99}\n', *lines[1:]],
         f"line {last + 1} comes after": [*lines, lines[-1]],
@@ -156,6 +159,37 @@ def test_a_file_that_is_cut_or_changed_imports_nothing(tmp_path: Path) -> None:
     transfer.restore(b.engine, lines, "file")
     with pytest.raises(DataError, match="not empty"):
         transfer.restore(b.engine, lines, "file")
+    a.close()
+    b.close()
+
+
+def test_an_import_waits_for_who_writes_and_then_sees_it(database: str, tmp_path: Path) -> None:  # noqa: F811
+    a, b = opened(tmp_path, "a"), Store(database, linger_s=0)
+    record(a, some_calls(), {}, None)
+    lines = lines_of(a)
+    with ThreadPoolExecutor(1) as pool:
+
+        def meanwhile(tx: Any) -> Any:
+            importing = pool.submit(transfer.restore, b.engine, lines, "file")
+            with pytest.raises(TimeoutError):
+                importing.result(timeout=0.3)
+            b.create_rollouts([Rollout(rollout_id="first", group_id="g")])(tx)
+            return importing
+
+        with pytest.raises(DataError, match="not empty"):
+            b.writer.call(meanwhile).result()
+    a.close()
+    b.close()
+
+
+def test_data_that_looks_like_the_files_own_marks_is_data(tmp_path: Path) -> None:
+    a, b = opened(tmp_path, "a"), opened(tmp_path, "b")
+    marks = {transfer._RAW: "AAAA"}
+    record(a, some_calls(), marks, marks)
+    a.writer.call(a.create_rollouts([Rollout(rollout_id="marks", group_id="g", task=marks)]))
+    transfer.restore(b.engine, lines_of(a), "file")
+    assert b.get_rollout("marks").task == marks
+    assert lines_of(b) == lines_of(a)
     a.close()
     b.close()
 
