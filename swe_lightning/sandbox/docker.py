@@ -30,8 +30,9 @@ from swe_lightning.sandbox.base import ORIGINAL_ROOT, TREE_ROOT, ExecResult, Lim
 from swe_lightning.sandbox.bundle import launch
 from swe_lightning.sandbox.client import CommandClient, check_relative, receive
 from swe_lightning.sandbox.docker_routes import IN_BOX as ROUTES_IN_BOX
-from swe_lightning.sandbox.docker_routes import Routes, check_whitelist, routes
+from swe_lightning.sandbox.docker_routes import Routes, routes
 from swe_lightning.sandbox.hardening import BOX_UID, NO_NEW_PRIVILEGES, HardenedImage, Hardener
+from swe_lightning.sandbox.network import names_only
 from swe_lightning.sandbox.owners import owner_is_gone, owner_stamp
 from swe_lightning.sandbox.relay import Relay, RelayedBox
 from swe_lightning.sandbox.remote_tree import container_env, prepare, remote_diff, survey
@@ -124,7 +125,7 @@ class DockerBackend:
         start_timeout_s: float = START_TIMEOUT_S,
         whitelist: tuple[Service, ...] = (),
     ) -> None:
-        check_whitelist(whitelist)
+        names_only(whitelist, "docker")
         self._whitelist = whitelist
         self._relay: tuple[int, Relay] | None = None
         self._image = image

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from swe_lightning.errors import SandboxStartError, UserError
+from swe_lightning.errors import SandboxStartError
 from swe_lightning.sandbox.boxside.wire import pack
 from swe_lightning.sandbox.client import CommandClient
 from swe_lightning.sandbox.network import Endpoint, Network, endpoints
@@ -68,13 +68,3 @@ def routes(gateway: Service | None, whitelist: tuple[Service, ...]) -> Iterator[
     finally:
         listener.close()
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def check_whitelist(whitelist: tuple[Service, ...]) -> None:
-    """A container cannot be given further addresses; only names and its own loopback lead somewhere in it."""
-    for service in whitelist:
-        if service.address is not None and not service.address.is_loopback:
-            raise UserError(
-                f"sandbox.whitelist {service}: in docker sandboxes a service needs a name, not an address; "
-                "give it one in the hosts file of this machine"
-            )

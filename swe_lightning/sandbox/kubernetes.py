@@ -41,8 +41,11 @@ from swe_lightning.sandbox.kubernetes_isolation import Isolation
 from swe_lightning.sandbox.kubernetes_line import ExecStream, Line
 from swe_lightning.sandbox.kubernetes_manifests import UIDS, WIRE, BoxSpec, box_job
 from swe_lightning.sandbox.kubernetes_pods import Pod, wait_running, why_lost
+from swe_lightning.sandbox.kubernetes_routes import PodRoutes, listening
 from swe_lightning.sandbox.kubernetes_tree import batches
+from swe_lightning.sandbox.network import Endpoint, Network, endpoints, names_only
 from swe_lightning.sandbox.owners import owner_stamp
+from swe_lightning.sandbox.relay import Relay
 from swe_lightning.sandbox.remote_tree import container_env, prepare, remote_diff, survey
 from swe_lightning.sandbox.starts import start_slot
 from swe_lightning.sandbox.treediff import BaseTree
@@ -59,8 +62,11 @@ REASON_PATIENCE_S = 8.0
 class KubernetesSandbox:
     """One pod. Commands are serial: a second thread waits for the first."""
 
-    def __init__(self, owner: KubernetesBackend, name: str, pod: str, line: Line, base: BaseTree) -> None:
+    def __init__(
+        self, owner: KubernetesBackend, name: str, pod: str, line: Line, base: BaseTree, routes: PodRoutes | None
+    ) -> None:
         self.name, self.pod = name, pod
+        self.routes = routes
         self.left_out: list[str] = []
         self._owner, self._line, self._base = owner, line, base
         self._server = CommandClient(line.side(b"server"), name, lambda: None)
@@ -91,6 +97,8 @@ class KubernetesSandbox:
                 return
             self._open = False
             self._server.close()
+            if self.routes is not None:
+                self.routes.close()
             ended = self._line.end()
             self._owner.remove(self.name, self.pod, ended=ended)
 
@@ -125,8 +133,8 @@ class KubernetesBackend:
         start_limit: int = 8,
         whitelist: tuple[Service, ...] = (),
     ) -> None:
-        if whitelist:
-            raise UserError("kubernetes sandboxes reach no services yet: leave out sandbox.whitelist, or use docker")
+        names_only(whitelist, "kubernetes")
+        self._whitelist = whitelist
         self._section = section or KubernetesSection()
         self._image, self._registry, self._start_limit = image, registry, start_limit
         self._lock = threading.Lock()
@@ -149,11 +157,7 @@ class KubernetesBackend:
             check_relative(path)
         if not tree.is_dir():
             raise SandboxStartError(f"cannot start a sandbox: no directory {tree}")
-        if gateway is not None:
-            raise UserError(
-                "a harness inside the box cannot reach the gateway in kubernetes sandboxes yet; "
-                "use harness.kind mini_swe_agent (it runs outside), or sandbox.backend docker"
-            )
+        found, hosts = endpoints(Network(gateway, self._whitelist))
         here = self._connected()
         spec = BoxSpec(
             name=f"swel-{secrets.token_hex(8)}",
@@ -163,12 +167,15 @@ class KubernetesBackend:
             limits=limits,
             label=label,
             owner=here.owner,
+            hosts=hosts,
+            ports=tuple(e.port for e in found),
         )
         self._clear_leftovers()
         here.isolation.prepare(spec.image)
         with start_slot(self._start_limit, kind="kubernetes"):
             until = time.monotonic() + self._section.start_timeout_s
             line: Line | None = None
+            routes: PodRoutes | None = None
             pod = ""
             try:
                 pod = self._start(here.cluster, spec, until)
@@ -177,14 +184,27 @@ class KubernetesBackend:
                     functools.partial(self._why_gone, pod),
                 )
                 self._prepare(here, line, spec, tree, files, env, until)
+                if found:
+                    routes = self._routes(here, pod, found)
+                    routes.start(until)
             except BaseException as error:
+                if routes is not None:
+                    routes.close()
                 self.remove(spec.name, pod, ended=line is not None and line.end())
                 if isinstance(error, OSError | SandboxLost):
                     why = self.reason_of(pod) if pod else ""
                     raise SandboxStartError(f"a sandbox did not come up: {error} {why}".strip()) from error
                 raise
         here.lines.add(line)
-        return KubernetesSandbox(self, spec.name, pod, line, BaseTree(tree, files))
+        return KubernetesSandbox(self, spec.name, pod, line, BaseTree(tree, files), routes)
+
+    def _routes(self, here: _Connected, pod: str, found: list[Endpoint]) -> PodRoutes:
+        return PodRoutes(
+            functools.partial(ExecStream, here.cluster, pod, WIRE, listening(found)),
+            functools.partial(self._why_gone, pod),
+            [e.target for e in found],
+            here.relay(),
+        )
 
     def _start(self, cluster: Cluster, spec: BoxSpec, until: float) -> str:
         manifest = box_job(spec, self._section)
@@ -294,6 +314,8 @@ class _Connected:
         self.owner = f"{socket.gethostname()} {owner_stamp()}"
         self.isolation = Isolation(self.cluster, section, self.owner)
         self.lines: weakref.WeakSet[Line] = weakref.WeakSet()
+        self._relay: Relay | None = None
+        self._lock = threading.Lock()
         self._done = threading.Event()
         atexit.register(self.isolation.close)
         threading.Thread(target=self._keep_alive, name="kubernetes-lines", daemon=True).start()
@@ -303,8 +325,15 @@ class _Connected:
             for line in list(self.lines):
                 line.keep_alive()
 
+    def relay(self) -> Relay:
+        with self._lock:
+            self._relay = self._relay or Relay()
+            return self._relay
+
     def close(self) -> None:
         self._done.set()
+        if self._relay is not None:
+            self._relay.close()
         atexit.unregister(self.isolation.close)
         self.isolation.close()
         self.cluster.close()

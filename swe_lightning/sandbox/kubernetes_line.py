@@ -75,6 +75,14 @@ class ExecStream:
             if data and data[0] == STDOUT and len(data) > 1:
                 return data[1:]
 
+    def fileno(self) -> int:
+        """Readable when `recv` has something to read, unless it is `buffered` already."""
+        return int(self._sock.fileno())
+
+    def buffered(self) -> bool:
+        sock = self._sock.sock
+        return isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
+
     def close(self) -> None:
         with contextlib.suppress(Exception):
             self._sock.shutdown()

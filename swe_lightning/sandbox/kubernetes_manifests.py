@@ -46,6 +46,10 @@ class BoxSpec:
     limits: Limits
     label: str
     owner: str
+    hosts: str = ""
+    """Lines of the hosts file that lead the names of services to the box's own loopback."""
+    ports: tuple[int, ...] = ()
+    """On which services are listened for there."""
 
 
 def box_job(spec: BoxSpec, section: KubernetesSection) -> dict[str, Any]:
@@ -110,7 +114,14 @@ def _box_pod(spec: BoxSpec, section: KubernetesSection) -> dict[str, Any]:
         _in_memory("door", 1),
         {"name": "users", "downwardAPI": {"items": [_annotation(f, key) for f, key in USER_DATABASE.items()]}},
     ]
-    return _pod(section) | {"hostname": "box", "containers": [box, wire], "volumes": volumes}
+    pod = _pod(section) | {"hostname": "box", "containers": [box, wire], "volumes": volumes}
+    if spec.hosts:
+        lines = (line.split() for line in spec.hosts.splitlines())
+        pod["hostAliases"] = [{"ip": address, "hostnames": [name]} for address, name in lines]
+    if any(port < 1024 for port in spec.ports):
+        # The wire is nobody. Kubernetes counts this one as safe since 1.22; older nodes refuse the pod.
+        pod["securityContext"]["sysctls"] = [{"name": "net.ipv4.ip_unprivileged_port_start", "value": "0"}]
+    return pod
 
 
 def probe_pod(spec: BoxSpec, role: str, call: str, section: KubernetesSection) -> dict[str, Any]:

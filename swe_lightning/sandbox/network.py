@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swe_lightning.errors import UserError
 from swe_lightning.services import Service
 
 GATEWAY_PORT = 8080
@@ -54,6 +55,19 @@ def endpoints(network: Network) -> tuple[list[Endpoint], str]:
             address = names.setdefault(service.host, f"127.0.1.{len(names) + 1}")
         found.append(Endpoint(address, service.port, service))
     return found, "".join(f"{address} {name}\n" for name, address in names.items())
+
+
+def names_only(whitelist: tuple[Service, ...], kind: str) -> None:
+    """A box that somebody else makes cannot be given further addresses: only names and its own loopback lead somewhere.
+
+    UserError otherwise. `kind`: docker or kubernetes.
+    """
+    for service in whitelist:
+        if service.address is not None and not service.address.is_loopback:
+            raise UserError(
+                f"sandbox.whitelist {service}: in {kind} sandboxes a service needs a name, not an address; "
+                "give it one in the hosts file of this machine"
+            )
 
 
 def _loopback(service: Service) -> bool:

@@ -12,6 +12,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
@@ -40,6 +41,15 @@ class Relay:
             return [asyncio.create_task(_serve(sock, target)) for sock, target in routes]
 
         return RelayedBox(self, self.call(start()))
+
+    def carry(self, client: socket.socket, target: Service) -> Future[None]:
+        """One connection, which belongs to the relay from now on; cancel what is returned to end it."""
+
+        async def carry() -> None:
+            with client:
+                await _carry(client, target)
+
+        return asyncio.run_coroutine_threadsafe(carry(), self._loop)
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -319,9 +321,49 @@ def test_an_account_without_rights_is_one_sentence(
         KubernetesBackend(image=cluster).create(tree)
 
 
-def test_no_route_to_the_gateway_yet_is_one_sentence(cluster: str, tree: Path) -> None:
-    with pytest.raises(UserError, match="mini_swe_agent"):
-        KubernetesBackend(image=cluster).create(tree, gateway=Service("127.0.0.1", 1))
+HELLO = "import socket; print(socket.create_connection((%r, %d), 10).makefile().read(), end='')"
+
+
+@pytest.fixture
+def service() -> Iterator[int]:
+    """Says hello to everybody, on this machine's loopback, which no node reaches."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    with server.accept()[0] as connection:
+                        connection.sendall(b"hello from outside\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield server.getsockname()[1]
+
+
+def test_the_gateway_and_named_services_and_nothing_else(cluster: str, tree: Path, service: int) -> None:
+    """Over the exec stream: the policies stay shut, and the isolation is proved for this box as for any other."""
+    backend = KubernetesBackend(image=cluster, whitelist=(Service("localhost", service),))
+    try:
+        with backend.create(tree, limits=LIMITS, gateway=Service("127.0.0.1", service)) as box:
+            for port in (8080, service):
+                assert box.run(f'python -c "{HELLO % ("127.0.0.1", port)}"', timeout_s=30).output == (
+                    b"hello from outside\n"
+                )
+            other = box.run(f'python -c "{HELLO % ("127.0.0.1", service + 1)}" 2>&1 | tail -1', timeout_s=30).output
+            assert b"refused" in other
+            box.run("kill -9 -1", timeout_s=30)  # nothing of the box carries the bytes
+            assert b"hello" in box.run(f'python -c "{HELLO % ("localhost", service)}"', timeout_s=30).output
+    finally:
+        backend.close()
+
+
+def test_a_service_survives_a_restarted_api_server(
+    cluster_backend: KubernetesBackend, tree: Path, service: int, on_the_kit: None
+) -> None:
+    with cluster_backend.create(tree, limits=LIMITS, gateway=Service("127.0.0.1", service)) as box:
+        subprocess.run([KIT / "kill-apiserver.sh"], check=True, capture_output=True)
+        subprocess.run([KIT / "start-apiserver.sh"], check=True, capture_output=True, timeout=60)
+        ask = f'for i in $(seq 60); do python -c "{HELLO % ("127.0.0.1", 8080)}" 2>/dev/null && break; sleep 0.5; done'
+        assert box.run(ask, timeout_s=60).output == b"hello from outside\n"
 
 
 def test_this_clusters_report_is_clean(cluster_backend: KubernetesBackend) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from swe_lightning.sandbox.kubernetes_manifests import (
     probe_pod,
 )
 from swe_lightning.sandbox.kubernetes_pods import start_error, waits_for, why_lost
+from swe_lightning.sandbox.network import Network, endpoints
+from swe_lightning.services import Service
 
 SECTION = KubernetesSection(image_pull_secret="registry", node_selector={"pool": "boxes"}, max_lifetime_s=7200)
 SPEC = BoxSpec(
@@ -226,8 +229,27 @@ def test_the_recipe_section_is_strict() -> None:
         KubernetesSection.model_validate({"namespaces": "x"})
     with pytest.raises(ValidationError):
         KubernetesSection(image_pull_policy="Sometimes")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="whitelist"):
-        make_backend(SandboxSection(backend="kubernetes", whitelist=["db.example.org:5432"]))
+    with pytest.raises(UserError, match="needs a name"):
+        make_backend(SandboxSection(backend="kubernetes", whitelist=["192.0.2.7:5432"]))
+
+
+def test_services_are_names_of_the_boxs_own_loopback(pod: dict[str, Any]) -> None:
+    """No policy is opened for them: what listens there is in the pod (docs/kubernetes.md)."""
+    assert "hostAliases" not in pod
+    assert "sysctls" not in pod["securityContext"]
+    found, hosts = endpoints(Network(Service("10.0.0.1", 9000), (Service("a.org", 5432), Service("b.org", 5432))))
+    spec = replace(SPEC, hosts=hosts, ports=tuple(e.port for e in found))
+    with_services = box_job(spec, SECTION)["spec"]["template"]["spec"]
+    assert with_services.pop("hostAliases") == [
+        {"ip": "127.0.1.1", "hostnames": ["a.org"]},
+        {"ip": "127.0.1.2", "hostnames": ["b.org"]},
+    ]
+    assert with_services == pod
+
+
+def test_a_privileged_port_is_opened_to_the_wire_by_the_one_safe_setting() -> None:
+    spec = box_job(replace(SPEC, ports=(8080, 443)), SECTION)["spec"]["template"]["spec"]
+    assert spec["securityContext"]["sysctls"] == [{"name": "net.ipv4.ip_unprivileged_port_start", "value": "0"}]
 
 
 def test_no_configuration_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

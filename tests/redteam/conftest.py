@@ -50,23 +50,18 @@ NOT_IN_PODS = {
 """What pods cannot promise in the same way; docs/security.md says so too."""
 
 
-NO_GATEWAY_IN_PODS = "pods have no route to the gateway yet (docs/security.md); local boxes and containers have"
-
-
-def why_not(test: str, room: str) -> str | None:
-    """Why this test, parameters and all, of that file has no meaning on its backend; None: it has."""
+def why_not(test: str) -> str | None:
+    """Why this test, parameters and all, has no meaning on its backend; None: it has."""
     name, _, parameters = test.partition("[")
     pod = "kubernetes" in parameters
     if (pod or "docker" in parameters) and name in LOCAL_ONLY:
         return LOCAL_ONLY[name]
-    if pod and name in NOT_IN_PODS:
-        return NOT_IN_PODS[name]
-    return NO_GATEWAY_IN_PODS if pod and room == "test_gateway" else None
+    return NOT_IN_PODS.get(name) if pod else None
 
 
 @pytest.fixture(autouse=True)
 def fits_the_backend(request: pytest.FixtureRequest) -> None:
-    if reason := why_not(request.node.name, request.node.path.stem):
+    if reason := why_not(request.node.name):
         pytest.skip(reason)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import LOCAL_ONLY, NO_GATEWAY_IN_PODS, NOT_IN_PODS, why_not
+from .conftest import LOCAL_ONLY, NOT_IN_PODS, why_not
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent.parent / "docs/security.md"
@@ -42,13 +42,12 @@ def test_every_file_the_page_names_exists() -> None:
 
 @pytest.mark.parametrize("backend", ["local", "docker", "kubernetes"])
 def test_what_a_backend_leaves_out_has_a_reason(backend: str) -> None:
-    """Exactly the attacks that are named, and on pods everything that needs the gateway; never a local one."""
+    """Exactly the attacks that are named; never a local one."""
     skipped = {}
     for file in HERE.glob("test_*.py"):
         for name in attacks_of(file):
             for parameters in (backend, f"{backend}-x"):
-                if reason := why_not(f"{name}[{parameters}]", file.stem):
+                if reason := why_not(f"{name}[{parameters}]"):
                     skipped[name] = reason
-    gateways = dict.fromkeys(attacks_of(HERE / "test_gateway.py"), NO_GATEWAY_IN_PODS)
-    pods = {**LOCAL_ONLY, **NOT_IN_PODS, **gateways}
+    pods = {**LOCAL_ONLY, **NOT_IN_PODS}
     assert skipped == {"local": {}, "docker": LOCAL_ONLY, "kubernetes": pods}[backend]
