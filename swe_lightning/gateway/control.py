@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from swe_lightning.gateway.app import Gateway
 
 log = logging.getLogger("swel.gateway")
+MAX_EVENT = 8 * 2**20
+"""Bytes of an event or a report, which agents and graders send: they are stored as they are."""
 RolloutId = Annotated[str, Path(pattern=r"^[^\x00/]+$", max_length=200)]
 AttemptId = Annotated[int, Path(ge=0, le=2**31 - 1)]
 Attempt = Annotated[int, Query(ge=1, le=2**31 - 1)]
@@ -45,7 +47,7 @@ def _shown(rollout: Rollout) -> dict[str, Any]:
 def add_routes(app: FastAPI, g: Gateway) -> None:
     for add in (_add_rollouts, _add_events, _add_models, _add_gate):
         control = APIRouter(route_class=guarded(g.control_only, g.max_body))
-        bound = APIRouter(route_class=guarded(g.claims, g.max_body))
+        bound = APIRouter(route_class=guarded(g.claims, min(g.max_body, MAX_EVENT)))
         add(control, bound, g)
         app.include_router(control)
         app.include_router(bound)

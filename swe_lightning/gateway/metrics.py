@@ -33,6 +33,7 @@ def tables(gateway: Gateway) -> dict[str, int]:
         "placements": gateway.upstreams.placed,
         "last_prompts": len(gateway.upstreams.replies),
         "open_rollouts": len(gateway.gate),
+        "bodies": len(gateway.proxy.bodies),
         "tokens": len(gateway.keyring),
         "spellings": len(gateway.proxy.spellings),
         "tasks": gateway.changes.tasks(),

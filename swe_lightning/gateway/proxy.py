@@ -63,6 +63,7 @@ class Proxy:
         self.store, self.gate, self.upstreams, self.keyring = store, gate, upstreams, keyring
         self.spellings = Spellings(store)
         self.max_body = max_body
+        self.bodies = routes.BodyBudget(2 * max_body)
         self.results: Counter[str] = Counter()
         """Calls by result: ok, an Untrainable reason, or a Problem's code."""
         self.untrainable: Counter[str] = Counter()
@@ -91,7 +92,13 @@ class Proxy:
         routes.check_method(scope["method"], route)
         if route.protocol in MODELS:
             return await _send(send, 200, _JSON, self._models(route))
-        asked = _parse(await routes.read_body(receive, self.max_body))
+        with self.bodies.reading(route.rollout_id, receive) as counted:
+            asked = _parse(await routes.read_body(counted, self.max_body))
+            await self._answer(route, live, asked, receive, send, started)
+
+    async def _answer(
+        self, route: Route, live: Live, asked: dict[str, Any], receive: Any, send: Any, started: float
+    ) -> None:
         if route.protocol == COUNT_TOKENS:
             return await _send(send, 200, _JSON, await self._count(route, asked))
         body, not_honoured = await self._translate(route, asked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from swe_lightning.gateway.client import Lease
 from swe_lightning.gateway.fakes import chat_reply, completion_reply
 from swe_lightning.gateway.protocols import ADAPTERS
 
-from .conftest import EngineServer, GatewayProcess, http, running
+from .conftest import EngineServer, GatewayProcess, code_of, http, running, until
 
 PROTOCOLS = list(ADAPTERS)
 BODIES: dict[str, dict[str, Any]] = {
@@ -100,6 +101,38 @@ def test_a_hundred_megabytes(gateway: GatewayProcess) -> None:
     assert error_of(refused, "") == (413, "body_too_large")
     unread = http.post(f"{gateway.url}/api/rollouts", content=b"{", timeout=60)
     assert error_of(unread, "") == (401, "token_missing")  # the token comes before the body
+
+
+def test_a_body_of_millions_of_values_is_not_parsed(gateway: GatewayProcess) -> None:
+    """60 MB of brackets would stop everybody else for ten seconds and take 2 GB."""
+    lease, started = gateway.lease(), time.monotonic()
+    nested = b'{"x": [' + b"[]," * 15_000_000 + b"0]}"
+    assert error_of(post(lease, PROTOCOLS[0], content=nested), "") == (413, "body_too_large")
+    events = f"{gateway.url}/api/rollouts/{lease.rollout.rollout_id}/attempt/1/events"
+    event = b'{"type": "note", "data": {"x": "' + b"x" * 9_000_000 + b'"}}'
+    refused = http.post(events, content=event, headers={"authorization": f"Bearer {lease.agent_token}"}, timeout=60)
+    assert error_of(refused, "") == (413, "body_too_large")
+    assert time.monotonic() - started < 5
+    words = orjson.dumps({"messages": [{"role": "user", "content": "f(a, b[0], {c})\n" * 100_000}]})
+    assert post(lease, PROTOCOLS[0], content=words).status_code == 200
+
+
+def test_the_open_calls_of_a_rollout_hold_so_many_bytes(gateway: GatewayProcess) -> None:
+    """128 MiB; an agent that sends more at once is refused, and nobody else is."""
+    lease, other = gateway.lease(), gateway.lease()
+    host, port = gateway.url.removeprefix("http://").split(":")
+    path = f"{lease.base_url.removeprefix(gateway.url)}/chat/completions"
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {lease.agent_token}\r\n"
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=30))
+            connection.sendall(f"{head}content-length: {60 * 2**20}\r\n\r\n".encode())
+            connection.sendall(b" " * (50 * 2**20))
+        assert b"429" in connection.recv(100)
+        assert post(other, PROTOCOLS[0]).status_code == 200
+        assert code_of(post(lease, PROTOCOLS[0], content=b" " * (50 * 2**20))) == (429, "rollout_busy")
+    until(lambda: gateway.client.state()["tables"]["bodies"] == 0)
+    assert post(lease, PROTOCOLS[0]).status_code == 200
 
 
 def without_ids(reply: dict[str, Any]) -> None:
