@@ -133,6 +133,26 @@ def test_what_others_committed_empties_the_cache_of_running_attempts(pair: tuple
     assert a.cached_live("r", 1) is None
 
 
+def test_a_commit_whose_answer_is_lost_is_looked_up_before_it_is_repeated(
+    pair: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    psycopg = pytest.importorskip("psycopg", reason="needs the [postgres] extra")
+    store = pair[0]
+    create(store, "r")
+    store.writer.call(store.claim("r", "w", ""))
+    connection = store.writer._connection.connection.dbapi_connection  # type: ignore[union-attr]
+    commit = connection.commit
+
+    def lose_the_answer() -> None:
+        commit()
+        connection.close()
+        raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(connection, "commit", lose_the_answer)
+    assert store.writer.call(store.record_call(call("r", [1], [2]))) == 2
+    assert [e["sequence"] for e in store.events("r")] == [1, 2]
+
+
 def test_nothing_is_believed_of_a_transaction_that_was_lost(pair: tuple[Store, Store]) -> None:
     store = pair[0]
     create(store, "r")
