@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 
 from swe_lightning.gateway.jsonio import loads
 from swe_lightning.gateway.problems import Problem
-from swe_lightning.gateway.routes import read_body
+from swe_lightning.gateway.reading import read_body
 
 
 def guarded(check: Callable[[Request], object], limit: int) -> type[APIRoute]:

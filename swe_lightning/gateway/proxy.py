@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from swe_lightning.gateway import asking, recording, routes
+from swe_lightning.gateway import asking, reading, recording, routes
 from swe_lightning.gateway.gate import Gate
 from swe_lightning.gateway.jsonio import dumps, loads
 from swe_lightning.gateway.meter import CALL_S, Histogram
@@ -63,7 +63,7 @@ class Proxy:
         self.store, self.gate, self.upstreams, self.keyring = store, gate, upstreams, keyring
         self.spellings = Spellings(store)
         self.max_body = max_body
-        self.bodies = routes.BodyBudget(2 * max_body)
+        self.bodies = reading.BodyBudget(2 * max_body)
         self.results: Counter[str] = Counter()
         """Calls by result: ok, an Untrainable reason, or a Problem's code."""
         self.untrainable: Counter[str] = Counter()
@@ -93,7 +93,7 @@ class Proxy:
         if route.protocol in MODELS:
             return await _send(send, 200, _JSON, self._models(route))
         with self.bodies.reading(route.rollout_id, receive) as counted:
-            asked = _parse(await routes.read_body(counted, self.max_body))
+            asked = _parse(await reading.read_body(counted, self.max_body))
             await self._answer(route, live, asked, receive, send, started)
 
     async def _answer(
