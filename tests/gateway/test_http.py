@@ -211,6 +211,8 @@ def test_unknown_rollouts_and_fields(gateway: GatewayProcess) -> None:
     for changed in ({"x": 1}, {"rollout_id": "a/b"}, {"rollout_id": "../x"}, {"mode": "test"}, {"max_attempts": 0}):
         body = {"rollouts": [new | changed]}
         assert code_of(http.post(f"{gateway.url}/api/rollouts", json=body, headers=head)) == (422, "bad_request")
+    misspelt = http.get(f"{gateway.url}/api/rollouts?status=running", headers=head)
+    assert code_of(misspelt) == (422, "bad_request")
     wrong = http.put(f"{gateway.url}/api/rollouts", headers=head)
     assert code_of(wrong) == (405, "wrong_method")
 
