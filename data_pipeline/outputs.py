@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 from data_pipeline.card import card
-from data_pipeline.plots import FUNNEL, HISTOGRAMS, draw
+from data_pipeline.plots import FUNNEL, HISTOGRAMS, draw, load
 from data_pipeline.processes import forked, no_interrupts
 from data_pipeline.report import markdown
 from data_pipeline.store import encode
@@ -98,43 +98,61 @@ def owned(out: Path) -> Iterator[None]:
 
 
 def write_result(
-    out: Path, train: Iterable[bytes], val: Iterable[bytes], dropped: Iterable[bytes], report: Mapping[str, Any]
+    out: Path,
+    train: Iterable[bytes],
+    val: Iterable[bytes],
+    dropped: Iterable[bytes],
+    report: dict[str, Any],
+    source: Callable[[], Mapping[str, Any]],
+    pictures: Callable[[], Mapping[str, bytes]],
 ) -> None:
-    """Replace all outputs; the report that declares them whole comes last."""
+    """Replace all outputs; the report that declares them whole comes last.
+
+    `source` and `pictures` are asked for when the rows are written: both take as long as that, and beside it.
+    """
     digests = {name: hashlib.sha256() for name in ("train.jsonl", "val.jsonl")}
 
     def told() -> dict[str, str]:
+        report["source"] = source()
         return {name: digest.hexdigest() for name, digest in digests.items()}
 
     def later(text: Callable[[], bytes]) -> Iterator[bytes]:
-        yield text()  # asked for when the files before it are written: only then are their digests known
+        yield text()  # when the files before it are written: only then are their digests known
 
-    with _drawing(report) as pictures:
-        replace_files(
-            out,
-            {
-                "train.jsonl": _hashed(train, digests["train.jsonl"]),
-                "val.jsonl": _hashed(val, digests["val.jsonl"]),
-                "dropped.jsonl": dropped,
-                FUNNEL: later(lambda: pictures()[FUNNEL]),
-                HISTOGRAMS: later(lambda: pictures()[HISTOGRAMS]),
-                "card.md": later(lambda: card(report, out, told()).encode()),
-                "report.md": [markdown(report).encode()],
-                "report.json": later(lambda: orjson.dumps({**report, "outputs": told()}, option=orjson.OPT_INDENT_2)),
-            },
-        )
+    replace_files(
+        out,
+        {
+            "train.jsonl": _hashed(train, digests["train.jsonl"]),
+            "val.jsonl": _hashed(val, digests["val.jsonl"]),
+            "dropped.jsonl": dropped,
+            "report.md": [markdown(report).encode()],
+            FUNNEL: later(lambda: pictures()[FUNNEL]),
+            HISTOGRAMS: later(lambda: pictures()[HISTOGRAMS]),
+            "card.md": later(lambda: _card(report, out, told())),
+            "report.json": later(lambda: orjson.dumps({**report, "outputs": told()}, option=orjson.OPT_INDENT_2)),
+        },
+    )
+
+
+def _card(report: Mapping[str, Any], out: Path, digests: Mapping[str, str]) -> bytes:
+    return card(report, out, digests).encode()
+
+
+Artist = Callable[[Mapping[str, Any]], Callable[[], Mapping[str, bytes]]]
+"""Given a report, begins to draw it; what it returns gives the pictures when they are needed."""
 
 
 @contextmanager
-def _drawing(report: Mapping[str, Any]) -> Iterator[Callable[[], dict[str, bytes]]]:
-    """Pictures when they are asked for. Beside many rows they are drawn by a process while the rows are written."""
-    if report["train"] + report["val"] < DRAWN_BESIDE_ROWS:
-        yield cache(partial(draw, report))
+def artist(rows: int) -> Iterator[Artist]:
+    """For a large set a process of its own, which loads the library while the stages run and draws while rows are
+    written."""
+    if rows < DRAWN_BESIDE_ROWS:
+        yield lambda report: cache(partial(draw, report))
         return
     with forked(1) as pool:
         with no_interrupts():
-            drawn = pool.submit(draw, report)
-        yield drawn.result
+            pool.submit(load)
+        yield lambda report: pool.submit(draw, report).result
 
 
 def _hashed(lines: Iterable[bytes], digest: Any) -> Iterator[bytes]:

@@ -8,9 +8,11 @@ result as it comes, so an interrupted command goes on where it was.
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -78,13 +80,23 @@ def run_filter(
         if fresh_probe and not overwrite:
             raise DataError(f"{out} holds a probe of another model or recipe; choose another --out or give --overwrite")
         rows = scan(sources, _rules(settings), store)
-        digest = digest or described()  # every byte of the inputs, beside the stages: it takes as long as they do
-        with outputs.owned(out):
+        with outputs.owned(out), outputs.artist(len(rows)) as artist, _frozen():
+            digest = digest or described()  # every byte of the inputs, beside stages and writing
             if tools.rollouts is not None:
                 probing.claim(out, tools.probe_identity, fresh=fresh_probe)
             result = filter_facts(rows, store, settings, tools, evaluation, out)
-            _write(out, result, store, sources, digest.result())
+            _write(out, result, store, sources, digest, artist)
     return result
+
+
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """The facts of all rows live to the end: nothing is gained by looking through them again and again."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def filter_rows(
@@ -155,10 +167,20 @@ def _evaluation_set(names: Sequence[str]) -> EvaluationSet | None:
     return EvaluationSet.of(iterate_rows(open_sources(names))) if names else None
 
 
-def _write(out: Path, result: FilterResult, store: RowStore, sources: Sequence[Source], source: dict[str, Any]) -> None:
+def _write(
+    out: Path,
+    result: FilterResult,
+    store: RowStore,
+    sources: Sequence[Source],
+    digest: Future[dict[str, Any]],
+    artist: outputs.Artist,
+) -> None:
     described = [source.described for source in sources if source.described]
     names = [source.described.get("data_set", source.name) for source in sources]
-    result.report["source"] = {**source, "data_sets": names, **({"hub": described} if described else {})}
+    pictures = artist(result.report)
+
+    def source() -> dict[str, Any]:
+        return {**digest.result(), "data_sets": names, **({"hub": described} if described else {})}
 
     def move(row: dict[str, Any]) -> dict[str, Any]:
         return {**row, "repo_path": os.path.relpath(row["repo_path"], out.absolute())}
@@ -167,4 +189,4 @@ def _write(out: Path, result: FilterResult, store: RowStore, sources: Sequence[S
         return (store.line(row, move if row.get("repo_path") else None) for row in rows)
 
     dropped = (outputs.encode(drop.as_json()) for drop in result.ledger.drops)
-    outputs.write_result(out, lines(result.train), lines(result.val), dropped, result.report)
+    outputs.write_result(out, lines(result.train), lines(result.val), dropped, result.report, source, pictures)

@@ -27,6 +27,12 @@ def draw(report: Mapping[str, Any]) -> dict[str, bytes]:
         return {FUNNEL: _funnel(report), HISTOGRAMS: _histograms(report)}
 
 
+def load() -> None:
+    """Import what drawing needs, ahead of the drawing."""
+    import matplotlib.backends.backend_agg
+    import matplotlib.figure  # noqa: F401
+
+
 def _figure(width: float, height: float) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -37,6 +43,8 @@ def _figure(width: float, height: float) -> Any:
 
 
 def _png(figure: Any) -> bytes:
+    figure.get_layout_engine().execute(figure)
+    figure.set_layout_engine("none")  # else saving lays it out again, after drawing it once to no purpose
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
     return buffer.getvalue()

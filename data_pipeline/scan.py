@@ -41,7 +41,7 @@ class Rules:
     """Note a sketch of the issue text, for the comparison with each other."""
 
     def facts(self, row: dict[str, Any]) -> Facts:
-        facts: Facts = {column: row[column] for column in COLUMNS if row.get(column)}
+        facts: Facts = {column: value for column in COLUMNS if (value := row.get(column))}
         facts["repo"] = sys.intern(facts["repo"])
         facts["tests"] = len(row["FAIL_TO_PASS"]) + len(row["PASS_TO_PASS"])
         facts["issue_chars"] = len(row.get("problem_statement") or "")
