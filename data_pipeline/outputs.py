@@ -113,8 +113,11 @@ def write_result(
     digests = {name: hashlib.sha256() for name in ("train.jsonl", "val.jsonl")}
 
     def told() -> dict[str, str]:
-        report["source"] = source()
         return {name: digest.hexdigest() for name, digest in digests.items()}
+
+    def whole() -> dict[str, Any]:
+        report["source"] = source()
+        return report
 
     def later(text: Callable[[], bytes]) -> Iterator[bytes]:
         yield text()  # when the files before it are written: only then are their digests known
@@ -128,14 +131,10 @@ def write_result(
             "report.md": [markdown(report).encode()],
             FUNNEL: later(lambda: pictures()[FUNNEL]),
             HISTOGRAMS: later(lambda: pictures()[HISTOGRAMS]),
-            "card.md": later(lambda: _card(report, out, told())),
-            "report.json": later(lambda: orjson.dumps({**report, "outputs": told()}, option=orjson.OPT_INDENT_2)),
+            "card.md": later(lambda: card(whole(), out, told()).encode()),
+            "report.json": later(lambda: orjson.dumps({**whole(), "outputs": told()}, option=orjson.OPT_INDENT_2)),
         },
     )
-
-
-def _card(report: Mapping[str, Any], out: Path, digests: Mapping[str, str]) -> bytes:
-    return card(report, out, digests).encode()
 
 
 Artist = Callable[[Mapping[str, Any]], Callable[[], Mapping[str, bytes]]]

@@ -46,6 +46,7 @@ LOCAL_ONLY = {
 NOT_IN_PODS = {
     "test_only_a_loopback_exists": "a pod has an interface; tests/cluster/test_boxes.py shows that it leads nowhere",
     "test_more_names_than_the_limit_are_refused": "Kubernetes limits the bytes of a volume, not its names",
+    "test_small_limits_are_limits_too": "names without end cost a small pod its memory, and with it the pod",
 }
 """What pods cannot promise in the same way; docs/security.md says so too."""
 
