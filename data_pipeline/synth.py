@@ -27,6 +27,8 @@ from swe_lightning.errors import DataError
 
 T = TypeVar("T")
 Outcome = TypeVar("Outcome")
+BY_MACHINE = ("hangs", "no_session")
+"""What a machine that is busy for a moment says too: a bug leaves for it only when it says so twice."""
 MAX_COMBINED = 2
 """Combinations that one bug may be part of."""
 
@@ -213,13 +215,19 @@ def validate(
     if baseline.affected and not targets:
         return "not_covered"
     timeout_s = min(limits.timeout_s, 4 * baseline.seconds + 10)
-    outcomes = []
-    for repeat in range(2):
+
+    def judged(repeat: int) -> Bug | str:
         trial = bed.trial(broken, targets, timeout_s=timeout_s, repeat=repeat)
-        outcomes.append(judge(baseline.passing, targets, mutation, trial, limits))
-        if isinstance(outcomes[-1], str) and not repeat:
-            return outcomes[-1]
-    first, second = outcomes
+        return judge(baseline.passing, targets, mutation, trial, limits)
+
+    first = judged(0)
+    if first in BY_MACHINE:
+        first = judged(2)
+    if isinstance(first, str):
+        return first
+    second = judged(1)
+    if second in BY_MACHINE:
+        second = judged(3)
     if not (isinstance(first, Bug) and isinstance(second, Bug) and first.fail_to_pass == second.fail_to_pass):
         return "flaky"
     return replace(first, others=others)

@@ -18,6 +18,7 @@ from data_pipeline.mutations import Mutation, find_mutations
 from data_pipeline.packages import Package, make_plan, refuse_test_environment
 from data_pipeline.repos import git
 from data_pipeline.sources import load_tasks
+from data_pipeline.synth import Baseline, validate
 from data_pipeline.testbed import Trial
 from data_pipeline.trees import Entry
 from swe_lightning.errors import DataError, UserError
@@ -164,6 +165,43 @@ def test_judgement(run: Trial, targets: list[str], expected: Any) -> None:
     mutation = find_mutations(b"def f(a):\n    return a == 1\n", "m.py")[0]
     outcome = judge(CLEAN, targets, mutation, run, Limits())
     assert (outcome if isinstance(outcome, str) else (outcome.fail_to_pass, outcome.pass_to_pass)) == expected
+
+
+class Runs:
+    """A testbed whose runs are given; asks for the same content come in the order of their `repeat`."""
+
+    def __init__(self, *by_repeat: Trial) -> None:
+        self.by_repeat, self.asked = by_repeat, list[int]()
+
+    def trial(self, changes: Any, targets: Any, *, timeout_s: float, repeat: int = 0) -> Trial:
+        self.asked.append(repeat)
+        return self.by_repeat[repeat]
+
+
+GOOD, HANGS, ENDED = trial({"a.py::y"}), trial(set(), timed_out=True, finished=False), trial(set(), finished=False)
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected", "asked"),
+    [
+        ((GOOD, GOOD), "bug", [0, 1]),
+        ((HANGS, GOOD, GOOD), "bug", [0, 2, 1]),
+        ((GOOD, ENDED, GOOD, GOOD), "bug", [0, 1, 3]),
+        ((HANGS, GOOD, HANGS), "hangs", [0, 2]),
+        ((ENDED, GOOD, HANGS), "hangs", [0, 2]),
+        ((trial(set(CLEAN)), GOOD), "not_noticed", [0]),
+        ((GOOD, HANGS, GOOD, HANGS), "flaky", [0, 1, 3]),
+        ((GOOD, trial({"a.py::x"})), "flaky", [0, 1]),
+    ],
+)
+def test_a_busy_moment_decides_nothing(runs: tuple[Trial, ...], expected: str, asked: list[int]) -> None:
+    """The same seed has to give the same tasks on a machine that does something else meanwhile."""
+    tree = {"m.py": Entry(b"def f(a):\n    return a == 1\n")}
+    package, bed = Package("p", "1", "pypi", tree, make_plan(tree)), Runs(*runs)
+    mutation = find_mutations(tree["m.py"].data, "m.py")[0]
+    outcome = validate(package, bed, Baseline(frozenset({"a.py::x", "a.py::y"}), frozenset(), 0.1), mutation, Limits())  # type: ignore[arg-type]
+    assert (outcome if isinstance(outcome, str) else "bug") == expected
+    assert bed.asked == asked
 
 
 def test_kept_tests_are_spread_over_the_affected_files() -> None:
