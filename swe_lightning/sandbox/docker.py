@@ -10,7 +10,6 @@ A container that is gone, stopped or was killed for memory is SandboxLost with t
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import secrets
@@ -19,24 +18,24 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from swe_lightning import paths
 from swe_lightning.errors import DataError, SandboxLost, SandboxStartError
 from swe_lightning.sandbox import docker_engine as engine
 from swe_lightning.sandbox import seccomp
-from swe_lightning.sandbox.base import ORIGINAL_ROOT, TREE_ROOT, ExecResult, Limits, TreeDiff
+from swe_lightning.sandbox.base import ORIGINAL_ROOT, TREE_ROOT, Limits, TreeDiff
 from swe_lightning.sandbox.bundle import launch
-from swe_lightning.sandbox.client import CommandClient, check_relative, receive
+from swe_lightning.sandbox.client import CommandClient, receive
 from swe_lightning.sandbox.docker_routes import IN_BOX as ROUTES_IN_BOX
 from swe_lightning.sandbox.docker_routes import Routes, routes
 from swe_lightning.sandbox.hardening import BOX_UID, NO_NEW_PRIVILEGES, HardenedImage, Hardener
 from swe_lightning.sandbox.network import names_only
 from swe_lightning.sandbox.owners import owner_is_gone, owner_stamp
 from swe_lightning.sandbox.relay import Relay, RelayedBox
-from swe_lightning.sandbox.remote_tree import container_env, prepare, remote_diff, survey
-from swe_lightning.sandbox.starts import start_slot
+from swe_lightning.sandbox.remote_box import RemoteBox
+from swe_lightning.sandbox.remote_tree import container_env, prepare, survey
+from swe_lightning.sandbox.starts import refuse_unusable, start_slot
 from swe_lightning.sandbox.treediff import BaseTree, FileState
 from swe_lightning.services import Service
 
@@ -54,63 +53,21 @@ LABEL = "swel.label"
 SERVER = f"from boxside.container import main; main({TREE_ROOT!r})"
 
 
-class DockerSandbox:
-    """One container. Commands are serial: a second thread waits for the first."""
+class DockerSandbox(RemoteBox):
+    """One container."""
 
     def __init__(self, owner: DockerBackend, name: str, stream: engine.AttachedStream, base: BaseTree) -> None:
-        self.name = name
-        self.left_out: list[str] = []
+        super().__init__(name, CommandClient(stream, name, lambda: None), base)
         self.relayed: RelayedBox | None = None
-        self._owner, self._stream, self._base = owner, stream, base
-        self._server = CommandClient(stream, name, lambda: None)
-        self._closing = threading.Lock()
-        self._open = True
-        self._why_lost: SandboxLost | None = None
+        self._owner = owner
 
-    def run(self, command: str, *, timeout_s: float, env: Mapping[str, str] | None = None) -> ExecResult:
-        with self._attributed():
-            return self._server.run(command, timeout_s=timeout_s, env=env)
+    def _why(self) -> str:
+        return self._owner.why_lost(self.name)
 
-    def read_file(self, path: str) -> bytes:
-        with self._attributed():
-            return self._server.read_file(path)
-
-    def write(self, changes: TreeDiff) -> None:
-        with self._attributed():
-            self._server.write(changes)
-
-    def diff(self) -> TreeDiff:
-        with self._attributed():
-            found, self.left_out = remote_diff(self._server, self._base)
-            return found
-
-    def destroy(self) -> None:
-        with self._closing:
-            if not self._open:
-                return
-            self._open = False
-            self._server.close()
-            if self.relayed is not None:
-                self.relayed.close()
-            self._owner.remove(self.name)
-
-    def __enter__(self) -> DockerSandbox:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.destroy()
-
-    @contextlib.contextmanager
-    def _attributed(self) -> Any:
-        try:
-            yield
-        except SandboxLost as error:
-            if self._why_lost is None:
-                why = self._owner.why_lost(self.name) if self._open else ""
-                self._why_lost = SandboxLost(f"{error}: {why}" if why else str(error))
-            raise self._why_lost from error
+    def _remove(self) -> None:
+        if self.relayed is not None:
+            self.relayed.close()
+        self._owner.remove(self.name)
 
 
 class DockerBackend:
@@ -149,10 +106,7 @@ class DockerBackend:
         gateway: Service | None = None,
         image: str = "",
     ) -> DockerSandbox:
-        for path in files:
-            check_relative(path)
-        if not tree.is_dir():
-            raise SandboxStartError(f"cannot start a sandbox: no directory {tree}")
+        refuse_unusable(tree, files)
         hardened = self._hardener().image(self._full_name(image))
         name = f"swel-{os.getpid()}-{secrets.token_hex(6)}"
         self._clear_leftovers()

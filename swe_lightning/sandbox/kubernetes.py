@@ -12,7 +12,6 @@ output. Whatever happens to the owner, the box ends: by the wire's patience, by 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import json
 import logging
@@ -23,17 +22,16 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 from swe_lightning.errors import DataError, SandboxLost, SandboxStartError, UserError
 from swe_lightning.recipe import KubernetesSection
 from swe_lightning.sandbox import seccomp
-from swe_lightning.sandbox.base import ExecResult, FileState, Limits, TreeDiff
+from swe_lightning.sandbox.base import FileState, Limits, TreeDiff
 from swe_lightning.sandbox.boxside.wire import pack
 from swe_lightning.sandbox.bundle import IN_BOX, launch
-from swe_lightning.sandbox.client import CommandClient, check_relative
+from swe_lightning.sandbox.client import CommandClient
 from swe_lightning.sandbox.hardening import ENVIRONMENT, cluster_name
 from swe_lightning.sandbox.kubernetes_api import ApiError, Cluster, retrying
 from swe_lightning.sandbox.kubernetes_ended import remove_ended
@@ -46,8 +44,9 @@ from swe_lightning.sandbox.kubernetes_tree import batches
 from swe_lightning.sandbox.network import Endpoint, Network, endpoints, names_only
 from swe_lightning.sandbox.owners import owner_stamp
 from swe_lightning.sandbox.relay import Relay
-from swe_lightning.sandbox.remote_tree import container_env, prepare, remote_diff, survey
-from swe_lightning.sandbox.starts import start_slot
+from swe_lightning.sandbox.remote_box import RemoteBox
+from swe_lightning.sandbox.remote_tree import container_env, prepare, survey
+from swe_lightning.sandbox.starts import refuse_unusable, start_slot
 from swe_lightning.sandbox.treediff import BaseTree
 from swe_lightning.services import Service
 
@@ -59,66 +58,23 @@ REASON_PATIENCE_S = 8.0
 """How long a node may take to report why a container ended."""
 
 
-class KubernetesSandbox:
-    """One pod. Commands are serial: a second thread waits for the first."""
+class KubernetesSandbox(RemoteBox):
+    """One pod."""
 
     def __init__(
         self, owner: KubernetesBackend, name: str, pod: str, line: Line, base: BaseTree, routes: PodRoutes | None
     ) -> None:
-        self.name, self.pod = name, pod
-        self.routes = routes
-        self.left_out: list[str] = []
-        self._owner, self._line, self._base = owner, line, base
-        self._server = CommandClient(line.side(b"server"), name, lambda: None)
-        self._closing = threading.Lock()
-        self._open = True
-        self._why_lost: SandboxLost | None = None
+        super().__init__(name, CommandClient(line.side(b"server"), name, lambda: None), base)
+        self.pod, self.routes = pod, routes
+        self._owner, self._line = owner, line
 
-    def run(self, command: str, *, timeout_s: float, env: Mapping[str, str] | None = None) -> ExecResult:
-        with self._attributed():
-            return self._server.run(command, timeout_s=timeout_s, env=env)
+    def _why(self) -> str:
+        return self._owner.reason_of(self.pod)
 
-    def read_file(self, path: str) -> bytes:
-        with self._attributed():
-            return self._server.read_file(path)
-
-    def write(self, changes: TreeDiff) -> None:
-        with self._attributed():
-            self._server.write(changes)
-
-    def diff(self) -> TreeDiff:
-        with self._attributed():
-            found, self.left_out = remote_diff(self._server, self._base)
-            return found
-
-    def destroy(self) -> None:
-        with self._closing:
-            if not self._open:
-                return
-            self._open = False
-            self._server.close()
-            if self.routes is not None:
-                self.routes.close()
-            ended = self._line.end()
-            self._owner.remove(self.name, self.pod, ended=ended)
-
-    def __enter__(self) -> KubernetesSandbox:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.destroy()
-
-    @contextlib.contextmanager
-    def _attributed(self) -> Iterator[None]:
-        try:
-            yield
-        except SandboxLost as error:
-            if self._why_lost is None:
-                why = self._owner.reason_of(self.pod) if self._open else ""
-                self._why_lost = SandboxLost(f"{error}: {why}" if why else str(error))
-            raise self._why_lost from error
+    def _remove(self) -> None:
+        if self.routes is not None:
+            self.routes.close()
+        self._owner.remove(self.name, self.pod, ended=self._line.end())
 
 
 class KubernetesBackend:
@@ -153,10 +109,7 @@ class KubernetesBackend:
         gateway: Service | None = None,
         image: str = "",
     ) -> KubernetesSandbox:
-        for path in files:
-            check_relative(path)
-        if not tree.is_dir():
-            raise SandboxStartError(f"cannot start a sandbox: no directory {tree}")
+        refuse_unusable(tree, files)
         found, hosts = endpoints(Network(gateway, self._whitelist))
         here = self._connected()
         spec = BoxSpec(

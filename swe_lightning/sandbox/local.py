@@ -31,7 +31,6 @@ from swe_lightning.sandbox.base import Limits, TreeDiff
 from swe_lightning.sandbox.boxside.wire import OK, pack
 from swe_lightning.sandbox.client import (
     CommandClient,
-    check_relative,
     environment,
     pack_mapping,
     receive,
@@ -41,7 +40,7 @@ from swe_lightning.sandbox.client import (
 from swe_lightning.sandbox.network import Network, endpoints
 from swe_lightning.sandbox.pyenv import test_environment
 from swe_lightning.sandbox.relay import Relay, RelayedBox
-from swe_lightning.sandbox.starts import Starts
+from swe_lightning.sandbox.starts import Starts, refuse_unusable
 from swe_lightning.services import Service
 
 START_TIMEOUT_S = 60.0
@@ -148,10 +147,7 @@ class LocalBackend:
         gateway: Service | None = None,
         image: str = "",
     ) -> LocalSandbox:
-        for path in files:
-            check_relative(path)
-        if not tree.is_dir():
-            raise SandboxStartError(f"cannot start a sandbox: no directory {tree}", permanent=True)
+        refuse_unusable(tree, files)
         return self._starts.run(lambda: self._create(tree, env, limits, label, files, gateway))
 
     def _create(

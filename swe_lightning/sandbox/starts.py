@@ -13,16 +13,27 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 from swe_lightning import paths
 from swe_lightning.errors import SandboxStartError
+from swe_lightning.sandbox.client import check_relative
 
 AT_ONCE = 16
 TRIES = 3
 WAIT_S = 0.2
 T = TypeVar("T")
+
+
+def refuse_unusable(tree: Path, files: Iterable[str]) -> None:
+    """What no try of any backend can start: SandboxStartError (permanent) without a tree, ValueError for a file that
+    would lie outside it."""
+    for path in files:
+        check_relative(path)
+    if not tree.is_dir():
+        raise SandboxStartError(f"cannot start a sandbox: no directory {tree}", permanent=True)
 
 
 class Starts:

@@ -196,8 +196,9 @@ def test_a_destroyed_box_refuses_work(backend: Backend, tree: Path) -> None:
 
 
 def test_a_missing_tree_is_a_start_error(backend: Backend, tmp_path: Path) -> None:
-    with pytest.raises(SandboxStartError, match="nowhere"):
+    with pytest.raises(SandboxStartError, match="nowhere") as failed:
         backend.create(tmp_path / "nowhere")
+    assert failed.value.permanent
 
 
 def kill_server(box: Sandbox) -> None:
