@@ -1,6 +1,6 @@
 """Filtering a set of SWE-smith's size, beside `datasets`; branches of 128 repositories; synthesis in tasks per minute.
 
-    python benchmarks/data.py                       everything, about three minutes
+    python benchmarks/data.py                       everything, about four minutes
     python benchmarks/data.py --only filter --rows 59136
 
 Rows are made up in the published proportions (data_pipeline/fakes.py) at about their real sizes. Both sides start from
@@ -212,7 +212,7 @@ def main() -> None:
     parts: dict[str, Callable[[Path], list[tuple[str, ...]]]] = {
         "filter": lambda folder: compare_filters(folder, options.rows),
         "branches": lambda folder: check_branches(folder, options.rows),
-        "synth": lambda folder: synthesise(folder, options.package or ["tinydb==4.8.2", "inflection==0.5.1"]),
+        "synth": lambda folder: synthesise(folder, options.package or ["inflection==0.5.1"]),
     }
     load = os.getloadavg()[0]
     rows = []
