@@ -63,10 +63,12 @@ def holds_data_set(path: Path) -> bool:
 
 def _open(name: str, path: str, split: str, revision: str | None, stream: bool) -> Source:
     datasets = _datasets()
-    with _faults(name, split):
-        loaded = datasets.load_dataset(path, split=split, revision=revision, streaming=stream)
-    described = {"data_set": path, "split": split, "revision": revision or _revision(loaded)}
     folder = Path(path) if Path(path).is_dir() else None
+    with _faults(name, split):
+        if stream and folder is None:
+            revision = _commit(path, revision)
+        loaded = datasets.load_dataset(path, split=split, revision=revision, streaming=stream)
+    described = {"data_set": path, "split": split, "revision": _revision(loaded) or revision}
     return Source(name, lambda: _rows(loaded), described=described, folder=folder)
 
 
@@ -76,6 +78,13 @@ def _rows(loaded: Any) -> Iterator[Raw]:
         for row in rows_of(table):
             number += 1
             yield Raw(number, row)
+
+
+def _commit(path: str, revision: str | None) -> str | None:
+    """What the name stands for now. A stream is read for as long as the filter runs, so it is pinned to one commit."""
+    from huggingface_hub import HfApi
+
+    return HfApi().dataset_info(path, revision=revision, timeout=30).sha
 
 
 def _revision(loaded: Any) -> str | None:

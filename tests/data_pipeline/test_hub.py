@@ -171,3 +171,18 @@ def test_a_hub_on_this_machine_then_none(hub: str, tmp_path: Path) -> None:
     assert sentence.startswith("swel: cannot load verified (split test): it is neither reachable nor cached here (")
     assert sentence.endswith("give the file or directory with --input")
     assert not (tmp_path / "three").exists()
+
+
+def test_a_stream_is_pinned_to_a_commit_and_the_card_names_it(hub: str, tmp_path: Path) -> None:
+    """A branch moves, also while its rows are read; the same command must read the same rows later."""
+    name, out = "SWE-bench/SWE-bench_Verified", str(tmp_path / "one")
+    arguments = ("filter", "--input", f"{name}@main", "--stream", "--val-size", "1", "--json", "--out", out)
+    done = swel(tmp_path, *arguments, "--hub-split", "test", HF_ENDPOINT=hub)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["source"]["hub"] == [{"data_set": name, "split": "test", "revision": REVISION}]
+    assert report["rows_in"] == 300
+    assert f"--input {name}@{REVISION}" in (tmp_path / "one" / "card.md").read_text()
+    gone = swel(tmp_path, *arguments[:-1], str(tmp_path / "two"), HF_HUB_OFFLINE="1")
+    assert gone.returncode == 2
+    assert "neither reachable nor cached" in gone.stderr
