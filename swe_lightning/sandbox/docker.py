@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swe_lightning import paths
-from swe_lightning.errors import DataError, SandboxLost, SandboxStartError
+from swe_lightning.errors import SandboxLost, SandboxStartError
 from swe_lightning.sandbox import docker_engine as engine
 from swe_lightning.sandbox import seccomp
 from swe_lightning.sandbox.base import ORIGINAL_ROOT, TREE_ROOT, Limits, TreeDiff
@@ -30,6 +30,7 @@ from swe_lightning.sandbox.client import CommandClient, receive
 from swe_lightning.sandbox.docker_routes import IN_BOX as ROUTES_IN_BOX
 from swe_lightning.sandbox.docker_routes import Routes, routes
 from swe_lightning.sandbox.hardening import BOX_UID, NO_NEW_PRIVILEGES, HardenedImage, Hardener
+from swe_lightning.sandbox.image_names import chosen_image
 from swe_lightning.sandbox.network import names_only
 from swe_lightning.sandbox.owners import owner_is_gone, owner_stamp
 from swe_lightning.sandbox.relay import Relay, RelayedBox
@@ -243,11 +244,7 @@ class DockerBackend:
                 self._leftovers.pop(name, None)
 
     def _full_name(self, image: str) -> str:
-        name = image or self._image
-        if not name:
-            raise DataError(
-                "this task names no image: give sandbox.image, an image with Python and the tests' packages"
-            )
+        name = chosen_image(image, self._image)
         return f"{self._registry.rstrip('/')}/{name}" if self._registry and image else name
 
     def _client(self, purpose: str) -> docker.APIClient:

@@ -25,6 +25,17 @@ _BENCH = re.compile(r"sweb\.eval\.(?P<arch>x86_64|arm64|aarch64)\.(?P<rest>.+)")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
+def chosen_image(of_task: str, of_recipe: str | None) -> str:
+    """The task's own image, else the recipe's for all. DataError when neither names one."""
+    name = of_task or of_recipe
+    if not name:
+        raise DataError(
+            "this task names no image: put an image with Python and the tests' packages into its column image_name, "
+            "or, in a recipe, into sandbox.image for every task that names none"
+        )
+    return name
+
+
 @dataclass(frozen=True)
 class Reference:
     """`[registry/]path[:tag][@digest]`, taken apart."""

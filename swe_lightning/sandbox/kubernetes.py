@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
-from swe_lightning.errors import DataError, SandboxLost, SandboxStartError, UserError
+from swe_lightning.errors import SandboxLost, SandboxStartError, UserError
 from swe_lightning.recipe import KubernetesSection
 from swe_lightning.sandbox import seccomp
 from swe_lightning.sandbox.base import FileState, Limits, TreeDiff
@@ -33,6 +33,7 @@ from swe_lightning.sandbox.boxside.wire import pack
 from swe_lightning.sandbox.bundle import IN_BOX, launch
 from swe_lightning.sandbox.client import CommandClient
 from swe_lightning.sandbox.hardening import ENVIRONMENT, cluster_name
+from swe_lightning.sandbox.image_names import chosen_image
 from swe_lightning.sandbox.kubernetes_api import ApiError, Cluster, retrying
 from swe_lightning.sandbox.kubernetes_ended import remove_ended
 from swe_lightning.sandbox.kubernetes_isolation import Isolation
@@ -236,11 +237,7 @@ class KubernetesBackend:
             self.remove(name, "", ended=True)
 
     def _full_name(self, image: str) -> str:
-        name = image or self._image
-        if not name:
-            raise DataError(
-                "this task names no image: give sandbox.image, an image with Python and the tests' packages"
-            )
+        name = chosen_image(image, self._image)
         hardened = cluster_name(name)
         return f"{self._registry.rstrip('/')}/{hardened}" if self._registry and hardened != name else hardened
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,24 @@ def test_diff_of_outputs_says_what_happened_to_every_task(outputs: tuple[str, st
     assert found["settings"] == {"seed": [0, 3], "test_cap": [200, 15]}
     back = commands.diff(before=b, after=a)
     assert [one["instance_id"] for one in back["added"]] == [one["instance_id"] for one in found["removed"]]
+
+
+def test_diff_of_bytes_decimals_and_times(make_row: Make, tmp_path: Path) -> None:
+    """What parquet can hold and JSON cannot is compared all the same."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    noon = datetime(2026, 1, 2, 12)
+    rows = [make_row(n, blob=b"\xff\x00", price=Decimal("1.10"), at=noon) for n in range(4)]
+    other = [dict(row) for row in rows]
+    other[1]["blob"] = b"\xff\x01"
+    other[2]["price"] = Decimal("1.11")
+    other[3]["at"] = noon.replace(hour=13)
+    for name, table in (("a", rows), ("b", other)):
+        pq.write_table(pa.Table.from_pylist(table), tmp_path / f"{name}.parquet")
+    found = commands.diff(before=str(tmp_path / "a.parquet"), after=str(tmp_path / "b.parquet"))
+    assert [one["columns"] for one in found["changed"]] == [["blob"], ["price"], ["at"]]
+    assert commands.diff(before=str(tmp_path / "a.parquet"), after=str(tmp_path / "a.parquet"))["same"] is True
 
 
 def ids(out: str, side: str) -> set[str]:

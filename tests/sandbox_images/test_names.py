@@ -10,7 +10,7 @@ import pytest
 from sandbox_images.names import needed, pin_digests
 from swe_lightning.errors import DataError
 from swe_lightning.records import Task
-from swe_lightning.sandbox.image_names import candidates, parse, task_image
+from swe_lightning.sandbox.image_names import candidates, chosen_image, parse, task_image
 
 DIGEST = "sha256:" + "ab" * 32
 
@@ -78,3 +78,10 @@ def test_pinning_writes_the_digest_and_loses_nothing(tmp_path: Path) -> None:
     pin_digests(file, {"one": other, f"two@{DIGEST}": other}, file)
     after = [json.loads(line) for line in file.read_text().splitlines()]
     assert after == [{**rows[0], "image_digest": other}, rows[1], rows[2]]
+
+
+def test_an_image_is_the_tasks_own_else_the_recipes() -> None:
+    assert chosen_image("of/task:1", "of/recipe:1") == "of/task:1"
+    assert chosen_image("", "of/recipe:1") == "of/recipe:1"
+    with pytest.raises(DataError, match="column image_name"):
+        chosen_image("", None)
