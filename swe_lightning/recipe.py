@@ -409,8 +409,6 @@ def missing_engine(recipe: Recipe) -> str | None:
             "training.engine verl (Ray worker groups, vLLM servers) is not part of this version; "
             "use training.engine embedded"
         )
-    if recipe.sandbox.backend == "kubernetes" and recipe.sandbox.whitelist:
-        return "sandbox.whitelist with sandbox.backend kubernetes is not part of this version; use local or docker"
     if recipe.model.chat_template is not None:
         return (
             "model.chat_template is not part of this version; put chat_template.jinja into the model directory instead"

@@ -126,7 +126,10 @@ class _Link:
             self._channels.ready(numbers[fd], ready[fd])
         if self._stream.fileno() in ready or self._stream.buffered():
             with contextlib.suppress(TimeoutError):  # a part of a message, or none of ours
-                self._take(self._stream.recv(1.0))
+                try:
+                    self._take(self._stream.recv(1.0))
+                except (ValueError, IndexError, struct.error) as error:
+                    raise ConnectionResetError(f"the pod's end said what is no frame: {error}") from error
         self._say()
 
     def close(self) -> None:

@@ -116,6 +116,17 @@ def test_the_tiny_recipe_runs_here() -> None:
     assert missing_engine(load_recipe("tiny_cpu.yaml")) is None
 
 
+@pytest.mark.parametrize("backend", ["local", "docker", "kubernetes"])
+def test_a_whitelist_runs_on_every_backend(backend: str) -> None:
+    options = [
+        f"sandbox.backend={backend}",
+        "sandbox.image=x",
+        "sandbox.whitelist=[db.example.org:5432]",
+        "sandbox.remember_commands=null",
+    ]
+    assert missing_engine(load_recipe("tiny_cpu.yaml", options)) is None
+
+
 def test_every_field_of_the_schema_is_described_or_obvious() -> None:
     from swe_lightning.recipe import Recipe
 

@@ -18,6 +18,8 @@ from .wire import pack, unpack
 
 BIND_PATIENCE_S = 5.0
 """How long the one before may take to notice that its stream is gone."""
+ACCEPT_BELOW = 1 << 20
+"""Bytes that wait for the owner: connections that come and go at once cost frames, which nothing else would bound."""
 
 
 class Routes:
@@ -36,7 +38,7 @@ class Routes:
             poll = select.poll()
             poll.register(0, select.POLLIN)
             poll.register(1, select.POLLOUT if self.outbox else 0)
-            if len(self.channels.open) < CONNECTIONS:
+            if len(self.channels.open) < CONNECTIONS and len(self.outbox) < ACCEPT_BELOW:
                 for fd in self.doors:
                     poll.register(fd, select.POLLIN)
             numbers = {}
