@@ -6,6 +6,7 @@ import io
 import json
 import re
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ import pytest
 
 from data_pipeline import commands
 from data_pipeline.bugs import Limits, judge, pass_to_pass
-from data_pipeline.manifest import DEMO_MANIFEST, load_manifest, locate
+from data_pipeline.manifest import DEMO_MANIFEST, load_manifest, local_backend, locate
 from data_pipeline.mutations import Mutation, find_mutations
 from data_pipeline.packages import Package, make_plan, refuse_test_environment
 from data_pipeline.repos import git
 from data_pipeline.sources import load_tasks
 from data_pipeline.synth import Baseline, validate
-from data_pipeline.testbed import Trial
+from data_pipeline.testbed import Memory, Testbed, Trial
 from data_pipeline.trees import Entry
 from swe_lightning.errors import DataError, UserError
 
@@ -202,6 +203,20 @@ def test_a_busy_moment_decides_nothing(runs: tuple[Trial, ...], expected: str, a
     outcome = validate(package, bed, Baseline(frozenset({"a.py::x", "a.py::y"}), frozenset(), 0.1), mutation, Limits())  # type: ignore[arg-type]
     assert (outcome if isinstance(outcome, str) else "bug") == expected
     assert bed.asked == asked
+
+
+def test_a_raised_time_limit_runs_again_what_was_cut_off(session_home: Path) -> None:
+    """The message says "raise --timeout": the remembered timeout must not answer then."""
+    tree = {"test_a.py": Entry(b"import time\n\n\ndef test_a():\n    time.sleep(2)\n")}
+    memory = Memory()
+    with Testbed(local_backend(), tree, make_plan(tree), memory) as bed:
+        assert bed.trial({}, [], timeout_s=1).timed_out
+        began = time.monotonic()
+        assert bed.trial({}, [], timeout_s=1).timed_out
+        assert time.monotonic() - began < 0.5, "remembered"
+        assert bed.trial({}, [], timeout_s=60).passed == {"test_a.py::test_a"}
+        assert bed.trial({}, [], timeout_s=1).passed == {"test_a.py::test_a"}
+    memory.close()
 
 
 def test_kept_tests_are_spread_over_the_affected_files() -> None:
