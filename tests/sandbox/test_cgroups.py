@@ -1,7 +1,7 @@
 """Limits of a whole box. v1 for real where this machine has it; v2 on a directory laid out as the kernel lays it out.
 
-A fake directory shows which files are found, written and joined, and nothing about what the kernel then does: the v2
-side has never run on a v2 machine.
+A fake directory shows which files are found, written and joined, and nothing about what the kernel then does; that
+`tests/vm/run.sh` shows, which runs this file on a machine with v2.
 """
 
 from __future__ import annotations
