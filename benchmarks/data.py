@@ -1,6 +1,6 @@
 """Filtering a set of SWE-smith's size, beside `datasets`; branches of 128 repositories; synthesis in tasks per minute.
 
-    python benchmarks/data.py                       everything, about four minutes
+    python benchmarks/data.py                       everything, some minutes
     python benchmarks/data.py --only filter --rows 59136
 
 Rows are made up in the published proportions (data_pipeline/fakes.py) at about their real sizes. Both sides start from

@@ -8,6 +8,7 @@ can copy the bytes instead of writing the row anew. Faults name file and line; a
 from __future__ import annotations
 
 import gzip
+import json
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +26,8 @@ BATCH_ROWS = 128
 """Rows of a columnar file that are turned into Python objects at once."""
 PARALLEL_BYTES = 64 << 20
 """Inputs at least this large (unpacked) are read by several processes."""
+_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
+_MANY_DIGITS = b"0" * 19
 END: Any = object()
 """The row of a last `Raw` that only says how many lines there were."""
 
@@ -35,6 +38,15 @@ class Raw(NamedTuple):
     number: int
     row: Any
     span: tuple[int, int] | None = None
+
+
+def exact(data: bytes) -> Any:
+    """JSON of a row that is to be written anew: orjson makes floats of integers over 64 bits. ValueError if it is none.
+
+    Where the bytes themselves are kept, or only a few columns are looked at, orjson alone is right and faster.
+    """
+    value = orjson.loads(data)
+    return json.loads(data) if _MANY_DIGITS in data.translate(_DIGITS) else value
 
 
 class BadLine(ValueError):
@@ -99,14 +111,15 @@ def _json_lines(path: Path, packed: str) -> Iterator[Raw]:
 def _parsed(lines: Iterable[bytes], offset: int | None) -> Iterator[Raw]:
     """`offset` of the first line, where rows are to come with their place. A byte order mark is no part of a row."""
     marked = not offset
+    parse = exact if offset is None else orjson.loads
     for number, line in enumerate(lines, 1):
         size = len(line)
         if marked and number == 1:
             line = line.removeprefix(BOM_UTF8)
         if line and not line.isspace():
             try:
-                row = orjson.loads(line)
-            except orjson.JSONDecodeError as error:
+                row = parse(line)
+            except ValueError as error:
                 raise BadLine(number, f"not valid JSON ({error})") from error
             yield Raw(number, row, None if offset is None else (offset + size - len(line), len(line)))
         if offset is not None:
@@ -152,8 +165,8 @@ def cut(file: Path, parts: int) -> list[tuple[int, int]]:
 def _json(path: Path, packed: str) -> Iterator[Raw]:
     data = b"\n".join(_lines(path, packed)) if packed == ".zst" else b"".join(_lines(path, packed))
     try:
-        value = orjson.loads(data.removeprefix(BOM_UTF8))
-    except orjson.JSONDecodeError as error:
+        value = exact(data.removeprefix(BOM_UTF8))
+    except ValueError as error:
         raise DataError(f"{path}: not valid JSON ({error})") from error
     if isinstance(value, dict) and all(isinstance(row, dict) for row in value.values()):
         value = list(value.values())

@@ -7,15 +7,16 @@ normalised. The input may not change in between; a row that is no longer the one
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, BinaryIO, NamedTuple, cast
 
 import orjson
 
-from data_pipeline.files import Source
+from data_pipeline.files import Source, exact
 from data_pipeline.sources import distinct, normalise
 from swe_lightning.errors import DataError
 from swe_lightning.paths import home
@@ -89,8 +90,11 @@ class RowStore:
 
     def row(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """The whole row, normalised."""
+        return self._row(facts, orjson.loads)
+
+    def _row(self, facts: Mapping[str, Any], parse: Callable[[bytes], Any]) -> dict[str, Any]:
         ref: Ref = facts["ref"]
-        row = self._parse(self._read(ref), facts)
+        row = self._parse(self._read(ref), facts, parse)
         if ref.changed:
             normalise(row, self._sources[ref.source].folder)
             distinct(row)
@@ -100,11 +104,11 @@ class RowStore:
         """The row as a line of JSON; `change` rewrites it on the way out."""
         ref: Ref = facts["ref"]
         if ref.changed or change is not None:
-            row = self.row(facts)
+            row = self._row(facts, exact)
             return encode(change(row) if change is not None else row)
         data = self._read(ref)
         if facts["instance_id"].encode() not in data:
-            self._parse(data, facts)
+            self._parse(data, facts, orjson.loads)
         return data if data.endswith(b"\n") else data + b"\n"
 
     def _read(self, ref: Ref) -> bytes:
@@ -119,9 +123,9 @@ class RowStore:
             self._files[ref.source] = stream.fileno()
         return os.pread(self._files[ref.source], ref.size, ref.offset)
 
-    def _parse(self, data: bytes, facts: Mapping[str, Any]) -> dict[str, Any]:
+    def _parse(self, data: bytes, facts: Mapping[str, Any], parse: Callable[[bytes], Any]) -> dict[str, Any]:
         try:
-            row = orjson.loads(data)
+            row: dict[str, Any] = parse(data)
             if row["instance_id"] == facts["instance_id"]:
                 return row
         except (ValueError, TypeError, KeyError):
@@ -136,6 +140,8 @@ def encode(row: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(row, option=options) + b"\n"
     except TypeError as error:
+        with suppress(TypeError, ValueError):  # integers over 64 bits
+            return json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         raise DataError(f"{row.get('instance_id')}: column {_unfit(row, options)}: {error}; leave it out") from error
 
 

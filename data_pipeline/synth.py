@@ -57,7 +57,9 @@ def take_baseline(bed: Testbed, package: Package, *, timeout_s: float) -> Baseli
     runs = [bed.trial({}, [], timeout_s=timeout_s, repeat=n) for n in range(2)]
     where = f"{package.name} {package.version}"
     if any(run.timed_out for run in runs):
-        raise DataError(f"{where}: its tests take more than {timeout_s:g} s; raise --timeout or choose another package")
+        raise DataError(
+            f"{where}: its tests take more than {timeout_s:g} s; raise --timeout-s or choose another package"
+        )
     if not all(run.finished for run in runs):
         raise DataError(f"{where}: its test command does not finish a session ({bed.plan.command})")
     passing = runs[0].passed & runs[1].passed

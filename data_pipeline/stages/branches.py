@@ -117,6 +117,8 @@ def unresolvable_image(rows: Sequence[Row]) -> Rejected:
 
 def read_table(file: Path) -> dict[str, list[str]]:
     """A JSON object {repository or image: [branches]}."""
+    if not file.is_file():
+        raise DataError(f"no file {file}; --branches takes a JSON file of branch names, or the word images")
     try:
         table = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

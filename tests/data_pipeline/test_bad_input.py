@@ -154,7 +154,7 @@ def test_an_empty_result_names_the_reasons(make_row: Make, tmp_path: Path, refus
         (("--validate", "1", "--backend", "podman"), "--backend podman: Input should be 'local', 'docker' or"),
         (("--backend", "podman"), "--backend podman: Input should be 'local', 'docker' or"),
         (("--eval-set", "absent.jsonl"), "no file absent.jsonl"),
-        (("--branches", "absent.json"), "cannot read branches absent.json"),
+        (("--branches", "absent.json"), "no file absent.json; --branches takes a JSON file"),
         (("--probe-results", "absent.json"), "cannot read probe results absent.json"),
         (("--held-out-repo", "nowhere"), "held-out repository nowhere is not among the rows"),
     ],

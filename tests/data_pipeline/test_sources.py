@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import zstandard
 
+from data_pipeline import commands
 from data_pipeline.sources import load_tasks, normalise_row, read_rows
 from swe_lightning.errors import DataError
 
@@ -161,3 +162,26 @@ def test_published_rows(name: str, count: int) -> None:
     rows = read_rows([str(SHARED / name)])
     assert len(rows) == count
     assert all(isinstance(row["PASS_TO_PASS"], list) for row in rows)
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.jsonl.gz"])
+def test_integers_of_any_size_are_written_as_they_came(make_row: Make, tmp_path: Path, name: str) -> None:
+    """orjson reads those over 64 bits as floats. Lists as text: the rows of all three are written anew."""
+    big = {
+        "plain": 2**70 + 1,
+        "deep": [{"x": -(2**64) - 1}],
+        "fits": 2**64 - 1,
+        "real": 1.5,
+        "text": "\u00e4 " + "7" * 30,
+    }
+    rows = [make_row(n, FAIL_TO_PASS='["t.py::a"]', own=big) for n in range(4)]
+    text = json.dumps(rows) if name == "a.json" else "".join(json.dumps(row) + "\n" for row in rows)
+    data = text.encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    commands.filter(inputs=[str(tmp_path / name)], out=tmp_path / "out", val_size=1)
+    found = [json.loads(line) for side in ("train", "val") for line in (tmp_path / f"out/{side}.jsonl").open()]
+    assert len(found) == 4
+    for row in found:
+        assert row["own"] == big
+        assert row["FAIL_TO_PASS"] == ["t.py::a"]
+        assert type(row["own"]["plain"]) is int

@@ -206,7 +206,7 @@ def test_a_busy_moment_decides_nothing(runs: tuple[Trial, ...], expected: str, a
 
 
 def test_a_raised_time_limit_runs_again_what_was_cut_off(session_home: Path) -> None:
-    """The message says "raise --timeout": the remembered timeout must not answer then."""
+    """The message says "raise --timeout-s": the remembered timeout must not answer then."""
     tree = {"test_a.py": Entry(b"import time\n\n\ndef test_a():\n    time.sleep(2)\n")}
     memory = Memory()
     with Testbed(local_backend(), tree, make_plan(tree), memory) as bed:
